@@ -9,7 +9,7 @@ __all__ = ["Solution", "optimize"]
 
 
 def __getattr__(name: str) -> Any:
-    """`cuda_agent.optimize` and `cuda_agent.Solution`, imported on first use to keep imports light."""
+    """`optimize` and `Solution`, imported on first use so that `import cuda_agent` stays light."""
     if name in __all__:
         from cuda_agent import api
 

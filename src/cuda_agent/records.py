@@ -66,7 +66,7 @@ def _plain(value: Any) -> Any:
 
 def _decode(kind: Any, data: Any) -> Any:
     origin = typing.get_origin(kind)
-    if dataclasses.is_dataclass(kind) and isinstance(data, Mapping):
+    if isinstance(kind, type) and dataclasses.is_dataclass(kind) and isinstance(data, Mapping):
         hints = typing.get_type_hints(kind)
         if unknown := set(data) - set(hints):
             raise ValueError(f"{kind.__name__}: unknown keys {sorted(unknown)}")

@@ -1,0 +1,46 @@
+# make setup | demo | test | test-gpu | lint        (README.md says what each installs and does)
+PYTHON ?= python3
+VENV   ?= .venv
+# Exactly this torch. TORCH_INDEX (optional) is an extra package index, e.g. PyTorch's CPU wheels.
+TORCH  ?= torch==2.13.0
+TORCH_INDEX ?=
+
+# NO_VENV=1 runs with $(PYTHON) as it stands, for images that bring their own torch.
+ifdef NO_VENV
+PY := PYTHONPATH=src $(PYTHON)
+SETUP :=
+SETUP_DEV :=
+else
+PY := $(VENV)/bin/python
+SETUP := $(VENV)/.setup
+SETUP_DEV := $(VENV)/.setup-dev
+endif
+
+.PHONY: setup demo test test-gpu lint clean
+
+setup: $(SETUP)
+
+$(VENV)/.setup: pyproject.toml scripts/setup.sh
+	@PYTHON="$(PYTHON)" VENV="$(VENV)" TORCH="$(TORCH)" TORCH_INDEX="$(TORCH_INDEX)" sh scripts/setup.sh
+	@touch $@
+
+# NVRTC needs no GPU, so the tests compile every CUDA source also where none can run.
+$(VENV)/.setup-dev: $(VENV)/.setup
+	@$(VENV)/bin/pip install --quiet --disable-pip-version-check -e '.[cuda,dev]'
+	@touch $@
+
+demo: $(SETUP)
+	@$(PY) -m cuda_agent optimize problems/level2/bias_gelu_residual_layernorm.py --minutes 2.5
+
+test: $(SETUP_DEV)
+	$(PY) -m pytest -m "not gpu" -q
+
+test-gpu: $(SETUP_DEV)
+	$(PY) -m pytest -m gpu -q
+
+lint: $(SETUP_DEV)
+	$(VENV)/bin/ruff check src tests problems benchmarks
+	$(VENV)/bin/mypy
+
+clean:
+	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache
