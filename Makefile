@@ -7,7 +7,7 @@ TORCH_INDEX ?=
 
 # NO_VENV=1 runs with $(PYTHON) as it stands, for images that bring their own torch.
 ifdef NO_VENV
-PY := PYTHONPATH=src $(PYTHON)
+PY := PYTHONPATH=src:$(PYTHONPATH) $(PYTHON)
 SETUP :=
 SETUP_DEV :=
 else
