@@ -1,0 +1,16 @@
+"""Problems: read them, put them on a device, and ask whether they are worth judging."""
+
+from cuda_agent.problems.execute import import_roots
+from cuda_agent.problems.live import live_instance
+from cuda_agent.problems.load import load_problem
+from cuda_agent.problems.materialize import Instance, materialize
+from cuda_agent.problems.styles import STYLES
+
+__all__ = [
+    "STYLES",
+    "Instance",
+    "import_roots",
+    "live_instance",
+    "load_problem",
+    "materialize",
+]
