@@ -1,0 +1,1 @@
+"""One generator for every `rowwise` region: lower to a RowProgram, emit CUDA or C++."""
