@@ -48,7 +48,8 @@ HEADERS = (".h", ".hpp", ".cuh", ".inl")
 FLAGS = {
     "cpp": ("-std=c++17", "-O3", "-march=native", "-fopenmp", "-shared", "-fPIC"),
     "cubin": ("-std=c++17", "-default-device", "--ptxas-options=-v"),
-    "host": ("-std=c++17", "-O3", "-shared", "-Xcompiler", "-fPIC", "--expt-relaxed-constexpr"),
+    "host": ("-std=c++17", "-O3", "-shared", "-Xcompiler", "-fPIC", "--expt-relaxed-constexpr",
+             "--ptxas-options=-v"),
 }
 
 
@@ -359,14 +360,14 @@ class Kernel:
         pack(buffer, 0, *values)
         config.stream = torch._C._cuda_getCurrentRawStream(device)
         if status := submit():
-            _check(status, f"{self.name} at {grid=}, {block=}, {shared=}, {cluster=}")
+            check(status, f"{self.name} at {grid=}, {block=}, {shared=}, {cluster=}")
 
     def handle(self, device: int) -> c_void_p:
         """The CUfunction on a device, null when the cubin has no such kernel."""
         if device not in self._handles:
             function, module = c_void_p(), _module(self.cubin, device)
             status = driver().cuModuleGetFunction(byref(function), module, self.name.encode())
-            _check(status if status != 500 else 0, self.name)  # 500: CUDA_ERROR_NOT_FOUND
+            check(status if status != 500 else 0, self.name)  # 500: CUDA_ERROR_NOT_FOUND
             self._handles[device] = function
         return self._handles[device]
 
@@ -378,11 +379,11 @@ class Kernel:
         function, codes = self.handle(device), _codes(kinds)
         _check_parameters(self.name, function, [4 if "4x" in code else 8 for code in codes])
         if shared > self._shared.get(device, 0):  # 8: MAX_DYNAMIC_SHARED_SIZE_BYTES
-            _check(driver().cuFuncSetAttribute(function, 8, shared), f"{self.name} with {shared=}")
+            check(driver().cuFuncSetAttribute(function, 8, shared), f"{self.name} with {shared=}")
             self._shared[device] = shared
         clusters, attributes = _triple(cluster), []
         if clusters != (1, 1, 1):  # 14: NON_PORTABLE_CLUSTER_SIZE_ALLOWED, more than 8 blocks
-            _check(driver().cuFuncSetAttribute(function, 14, 1), self.name)
+            check(driver().cuFuncSetAttribute(function, 14, 1), self.name)
             attributes.append(_Attribute(4, b"", (c_uint * 16)(*clusters)))  # CLUSTER_DIMENSION
         if cooperative:
             attributes.append(_Attribute(2, b"", (c_uint * 16)(1)))  # COOPERATIVE
@@ -429,7 +430,7 @@ def driver() -> ctypes.CDLL:
         raise ToolMissing("libcuda.so.1 does not load; is the NVIDIA driver installed?") from None
 
 
-def _check(status: int, what: str) -> None:
+def check(status: int, what: str) -> None:
     if status:
         name, text = c_char_p(), c_char_p()
         driver().cuGetErrorName(status, byref(name))
@@ -442,11 +443,11 @@ def activate(device: int) -> None:
     """Make the device's primary context, torch's own, current in a thread that has none yet."""
     torch.cuda.init()
     current, handle, context = c_void_p(), c_int(), c_void_p()
-    _check(driver().cuCtxGetCurrent(byref(current)), "cuCtxGetCurrent")
+    check(driver().cuCtxGetCurrent(byref(current)), "cuCtxGetCurrent")
     if not current.value:
-        _check(driver().cuDeviceGet(byref(handle), device), "cuDeviceGet")
-        _check(driver().cuDevicePrimaryCtxRetain(byref(context), handle), "primary context")
-        _check(driver().cuCtxSetCurrent(context), "cuCtxSetCurrent")
+        check(driver().cuDeviceGet(byref(handle), device), "cuDeviceGet")
+        check(driver().cuDevicePrimaryCtxRetain(byref(context), handle), "primary context")
+        check(driver().cuCtxSetCurrent(context), "cuCtxSetCurrent")
 
 
 @functools.cache
@@ -454,7 +455,7 @@ def _module(cubin: Path, device: int) -> c_void_p:
     """The loaded cubin in the context of `device`, the current one. Kept for the process's life."""
     activate(device)
     module = c_void_p()
-    _check(driver().cuModuleLoadData(byref(module), cubin.read_bytes()), cubin.name)
+    check(driver().cuModuleLoadData(byref(module), cubin.read_bytes()), cubin.name)
     return module
 
 

@@ -1,4 +1,4 @@
-"""Measured peaks of a device on disk: `calibrate.py` writes them, every target's facts read them."""
+"""Measured peaks of a device on disk: calibrate.py writes them, facts() of a target reads them."""
 
 from __future__ import annotations
 
