@@ -1,7 +1,8 @@
 """Measure a device's peaks: copy and read bandwidth, matrix rates, launch overhead.
 
 They are the physical floors of the audit, so each figure is the best that we can get: the fastest
-of several ways, each the median of repeated runs. Takes a few seconds.
+of several ways. On a GPU each is the median of repeated runs, on a CPU the best run, since other
+processes share its cores and a floor set too high would call an honest kernel a cheat.
 """
 
 from __future__ import annotations
@@ -67,7 +68,7 @@ extern "C" void empty(const float* x, float* y, int64_t n, int threads) {}
 Timer = Callable[[Callable[[], object]], float]
 
 
-def calibrate(target: Target, cache: Path | None = None) -> tuple[Calibration, Path]:
+def calibrate(target: Target) -> tuple[Calibration, Path]:
     """Measure `target` and store the result; returns it with the file's path.
 
     Raises TargetUnavailable when the target does not work here, OutputError when the file cannot
@@ -82,7 +83,7 @@ def calibrate(target: Target, cache: Path | None = None) -> tuple[Calibration, P
     start = time.perf_counter()
     measure = _measure_cuda if target.name == "cuda" else _measure_cpu
     with torch.no_grad():
-        copy, read, matrix, launch = measure(target, facts, cache)
+        copy, read, matrix, launch = measure(target, facts)
     result = Calibration(
         device=facts.name,
         date=datetime.now(UTC).isoformat(timespec="seconds"),
@@ -99,33 +100,30 @@ def calibrate(target: Target, cache: Path | None = None) -> tuple[Calibration, P
 Peaks = tuple[float, float, dict[str, float], float]
 
 
-def _measure_cuda(target: Target, facts: DeviceFacts, cache: Path | None) -> Peaks:
+def _measure_cuda(target: Target, facts: DeviceFacts) -> Peaks:
     device = target.torch_device()
     with torch.cuda.device(device):
-        built = runtime.build({"calibrate.cu": _CUDA_SOURCE}, cache=cache)["calibrate.cu"]
-        copy, read, empty = (runtime.Kernel(n, built.path) for n in ("copy", "read", "empty"))
+        kernels = runtime.Kernels(lambda: {"calibrate.cu": _CUDA_SOURCE}, "calibrate.py")
         nbytes = _buffer_bytes(target, facts, 1 << 30)
         x, y = (torch.ones(nbytes // 4, device=device) for _ in range(2))
         vectors = nbytes // 16
         grid = vectors // 2048
         copy_s = min(
-            _cuda_seconds(lambda: copy(grid, 512, x, y, vectors)),
+            _cuda_seconds(lambda: kernels.copy(grid, 512, x, y, vectors)),
             _cuda_seconds(lambda: y.copy_(x)),
         )
-        read_s = _cuda_seconds(lambda: read(grid, 512, x, y, vectors))
+        read_s = _cuda_seconds(lambda: kernels.read(grid, 512, x, y, vectors))
         matrix = _matrix_rates(
             {"fp32": torch.float32, "tf32": torch.float32, "bf16": torch.bfloat16,
              "fp16": torch.float16},
             (4096, 8192), device, _cuda_seconds,
         )
-        launch_s = _launch_seconds(lambda: empty(1, 32, x, y, 0), target)
+        launch_s = _launch_seconds(lambda: kernels.empty(1, 32, x, y, 0), target)
     return 2 * nbytes / copy_s, nbytes / read_s, matrix, launch_s
 
 
-def _measure_cpu(target: Target, facts: DeviceFacts, cache: Path | None) -> Peaks:
-    built = runtime.build({"calibrate.cpp": _CPU_SOURCE}, cache=cache)
-    kernels = runtime.Kernels(lambda: {}, "calibrate.py")
-    kernels._built = built
+def _measure_cpu(target: Target, facts: DeviceFacts) -> Peaks:
+    kernels = runtime.Kernels(lambda: {"calibrate.cpp": _CPU_SOURCE}, "calibrate.py")
     nbytes = _buffer_bytes(target, facts, 256 << 20)
     x, y = torch.ones(nbytes // 4), torch.ones(nbytes // 4)
     with _threads(facts.units):
@@ -133,7 +131,7 @@ def _measure_cpu(target: Target, facts: DeviceFacts, cache: Path | None) -> Peak
         copy_s = min(_cpu_seconds(lambda: kernels.copy(*args)), _cpu_seconds(lambda: y.copy_(x)))
         read_s = min(_cpu_seconds(lambda: kernels.read(*args)), _cpu_seconds(x.sum))
         matrix = _matrix_rates(
-            {"fp32": torch.float32, "bf16": torch.bfloat16}, (1024, 2048), torch.device("cpu"),
+            {"fp32": torch.float32, "bf16": torch.bfloat16}, (512, 1024), torch.device("cpu"),
             _cpu_seconds,
         )
         launch_s = _launch_seconds(lambda: kernels.empty(*args), target)
@@ -183,15 +181,15 @@ def _cuda_seconds(call: Callable[[], object], repeats: int = 11) -> float:
     return statistics.median(start.elapsed_time(end) for start, end in events) / 1e3
 
 
-def _cpu_seconds(call: Callable[[], object], repeats: int = 7) -> float:
-    """Median wall time of one call."""
+def _cpu_seconds(call: Callable[[], object], repeats: int = 15) -> float:
+    """Least wall time of one call."""
     call()
     samples = []
     for _ in range(repeats):
         start = time.perf_counter()
         call()
         samples.append(time.perf_counter() - start)
-    return statistics.median(samples)
+    return min(samples)
 
 
 def _launch_seconds(call: Callable[[], object], target: Target, calls: int = 500) -> float:

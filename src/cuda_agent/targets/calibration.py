@@ -17,7 +17,7 @@ from cuda_agent.targets.base import DeviceFacts
 
 @dataclass(frozen=True)
 class Calibration:
-    """Medians of repeated runs over buffers larger than the last-level cache.
+    """Peaks over buffers larger than the last-level cache; calibrate.py says how.
 
     `copy_bytes_per_s` counts bytes read and written, `read_bytes_per_s` a pure read,
     `matrix_flops_per_s` 2*m*n*k a second by precision ("fp32" is strict), `launch_s` one call of
