@@ -17,7 +17,8 @@ class Model(nn.Module):
 
 
 def get_inputs():
-    return [torch.randn(shape["rows"], shape["columns"])]
+    scale = 0.5 + 2.0 * torch.rand(shape["rows"], 1)
+    return [scale * torch.randn(shape["rows"], shape["columns"])]
 
 
 def get_init_inputs():

@@ -18,7 +18,7 @@ class Model(nn.Module):
 
     def forward(self, scores, keep):
         scores = scores / self.temperature
-        scores = scores.masked_fill(~keep[:, None, None, :], -1e9)
+        scores = scores.masked_fill(~keep[:, None, None, :], float("-inf"))
         return torch.softmax(scores, dim=-1)
 
 

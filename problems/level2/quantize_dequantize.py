@@ -1,4 +1,4 @@
-"""Simulated int8: scale, round, clamp and back. A power of two as scale keeps rounding exact."""
+"""Simulated int4: scale, round, clamp and back. A power of two as scale keeps rounding exact."""
 
 import torch
 from torch import nn
@@ -18,7 +18,7 @@ class Model(nn.Module):
         self.zero_point = zero_point
 
     def forward(self, x):
-        q = torch.clamp(torch.round(x / self.scale) + self.zero_point, -128, 127)
+        q = torch.clamp(torch.round(x / self.scale) + self.zero_point, -8, 7)
         return (q - self.zero_point) * self.scale
 
 
@@ -27,4 +27,4 @@ def get_inputs():
 
 
 def get_init_inputs():
-    return [0.03125, 5]
+    return [0.25, 1]

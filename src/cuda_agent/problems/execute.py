@@ -30,14 +30,22 @@ def first_line(error: BaseException) -> str:
 
 
 def where(error: BaseException, problem: Problem) -> str:
-    """`file.py, line 12`: the innermost line of the problem's own text that `error` passed."""
-    filename = _filename(problem)
-    line = None
+    """`file.py, line 12`: the innermost line of the problem's own text that `error` passed.
+
+    A live module has no text; then it is the innermost line that is neither torch's nor ours.
+    """
+    filename, libraries = _filename(problem), (torch.__path__[0], str(Path(__file__).parent))
+    line = foreign = None
     trace = error.__traceback__
     while trace is not None:
-        if trace.tb_frame.f_code.co_filename == filename:
+        file = trace.tb_frame.f_code.co_filename
+        if file == filename:
             line = trace.tb_lineno
+        elif not file.startswith(libraries):
+            foreign = f"{file}, line {trace.tb_lineno}"
         trace = trace.tb_next
+    if line is None and foreign and problem.kind == "live":
+        return f"{problem.origin} ({foreign})"
     return f"{problem.origin}, line {line}" if line else problem.origin
 
 

@@ -27,7 +27,10 @@ def seeded(seed: int, device: torch.device) -> Iterator[None]:
     devices = [device] if device.type == "cuda" else []
     python, array = random.getstate(), np.random.get_state()
     with torch.random.fork_rng(devices=devices):
-        torch.manual_seed(seed % 2**63)
+        if devices:
+            torch.manual_seed(seed % 2**63)
+        else:  # torch.manual_seed would also reset a GPU's generator
+            torch.default_generator.manual_seed(seed % 2**63)
         random.seed(seed)
         np.random.seed(seed % 2**32)
         try:
@@ -122,7 +125,7 @@ class Instance:
             if leaf is None:
                 continue
             if not isinstance(leaf, torch.Tensor):
-                kind = f"a {type(leaf).__name__}{f' at output{path}' if path else ''}"
+                kind = f"`{type(leaf).__name__}`{f' at output{path}' if path else ''}"
             elif leaf.layout != torch.strided:
                 kind = f"a {leaf.layout} tensor"
             else:
@@ -300,7 +303,7 @@ class _Source:
             return tuple(made)
         if not isinstance(made, Mapping):
             raise ProblemError(
-                f"{self.problem.origin}: get_inputs() returned a {type(made).__name__}; it must "
+                f"{self.problem.origin}: get_inputs() returned `{type(made).__name__}`; it must "
                 "return the list of forward arguments."
             )
         try:

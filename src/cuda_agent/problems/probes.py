@@ -25,8 +25,11 @@ from cuda_agent.problems import tree
 from cuda_agent.problems.materialize import Instance
 from cuda_agent.records import Finding
 
-# Relative error (against the spread of the reference) that the judge lets pass at most.
-TOLERANCE = {torch.float64: 1e-4, torch.float32: 1e-4, torch.bfloat16: 2e-2, torch.float16: 4e-3}
+# Relative error, against the spread of the reference, that a strict judge lets pass at most: some
+# tens of rounding errors. Deep nets on uniform noise answer alike to 5e-5 and are still sound.
+TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 3e-3}
+# Two runs may differ by this, or by the tolerance: atomics reorder sums, which is not randomness.
+_NOISE = 1e-4
 _CHUNK = 1 << 24
 _SEEDS = (20_011, 40_009)
 
@@ -58,7 +61,7 @@ def _findings(inputs: Any, first: Any, again: Any, other: Any, limit: float) -> 
     found = []
     if bad := _nonfinite(outs, others):
         found.append(Finding("P-nonfinite", bad))
-    if not close(repeats, outs, limit):
+    if not close(repeats, outs, max(limit, _NOISE)):
         worst = max(relative_error(a, b) for a, b in zip(repeats, outs))
         found.append(
             Finding(
