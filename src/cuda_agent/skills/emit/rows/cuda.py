@@ -12,8 +12,9 @@ from dataclasses import dataclass, field
 
 from cuda_agent.skills.emit.expressions import preamble
 from cuda_agent.skills.emit.rows import cuda_merge
-from cuda_agent.skills.emit.rows.cuda_access import PACK, c_name
+from cuda_agent.skills.emit.rows.cuda_access import PACK
 from cuda_agent.skills.emit.rows.cuda_kernel import KernelBody
+from cuda_agent.skills.emit.rows.emitter import c_name
 from cuda_agent.skills.emit.rows.passes import Keep, Passes, fuse_online, plan_passes
 from cuda_agent.skills.emit.rows.program import RowProgram
 from cuda_agent.skills.emit.rows.schedule import Schedule

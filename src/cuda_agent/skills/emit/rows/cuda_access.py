@@ -3,14 +3,9 @@
 from __future__ import annotations
 
 from cuda_agent.skills.emit import types
-from cuda_agent.skills.emit.expressions import identifier
+from cuda_agent.skills.emit.rows.emitter import c_name, offset
 from cuda_agent.skills.emit.rows.program import Operand, RowProgram, merge_axes
 from cuda_agent.skills.emit.rows.schedule import Schedule, fits_vector, takes_tail
-
-# Variables of our kernels that a value's name must not hide.
-LOCALS = frozenset(
-    """thread col row slot live outer inner tile along part rank u k at here shared
-    inside top base count center spread batch""".split())
 
 PACK = """
 // N neighbours in memory, moved by 16-byte accesses where they fill them.
@@ -18,30 +13,6 @@ template <typename T, int N>
 struct alignas(sizeof(T) * N < 16 ? sizeof(T) * N : 16) Pack {
     T v[N];
 };"""
-
-
-def c_name(name: str) -> str:
-    """A value's name as a C variable that hides none of ours."""
-    safe = identifier(name)
-    return f"{safe}_" if safe in LOCALS else safe
-
-
-def offset(index: str, sizes: tuple[int, ...], strides: tuple[int, ...]) -> str:
-    """C text of the element offset at a flat `index` into axes; "" for zero."""
-    axes, (steps,) = merge_axes(list(sizes), [list(strides)])
-    terms: list[str] = []
-    inner = 1
-    for position in range(len(axes) - 1, -1, -1):
-        if steps[position]:
-            text = index if inner == 1 else f"{index} / {inner}"
-            if position:
-                text = f"{text} % {axes[position]}"
-            if steps[position] != 1:
-                text = f"({text}) * {steps[position]}" if " " in text else (
-                    f"{text} * {steps[position]}")
-            terms.append(text)
-        inner *= axes[position]
-    return " + ".join(reversed(terms))
 
 
 class Access:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 
-from cuda_agent.graph.ir import Tensor
-from cuda_agent.skills.emit import types
-from cuda_agent.skills.emit.expressions import expression, strip
 from cuda_agent.skills.emit.rows import cuda_merge
-from cuda_agent.skills.emit.rows.cuda_access import Access, c_name
+from cuda_agent.skills.emit.rows.cuda_access import Access
+from cuda_agent.skills.emit.rows.emitter import Emitter, c_name
 from cuda_agent.skills.emit.rows.passes import Pass, Passes
 from cuda_agent.skills.emit.rows.program import (
     Load,
@@ -21,43 +20,21 @@ from cuda_agent.skills.emit.rows.program import (
     cone,
 )
 from cuda_agent.skills.emit.rows.schedule import Schedule
+from cuda_agent.skills.emit.types import Language
 
 ONLINE = ("max_expsum", "mean_m2")
 NAN = {"float": "__int_as_float(0x7fffffff)",
        "double": "__longlong_as_double(0x7ff8000000000000LL)"}
 
 
-class Lines:
-    """Text with indentation."""
+class KernelBody(Emitter):
+    """Emits passes of a program under a schedule."""
 
-    def __init__(self, depth: int = 1) -> None:
-        self.text: list[str] = []
-        self.depth = depth
-
-    def add(self, *lines: str) -> None:
-        for line in lines:
-            self.text.append("    " * self.depth + line if line else "")
-
-    def open(self, line: str) -> None:
-        self.add(line)
-        self.depth += 1
-
-    def close(self, line: str = "}") -> None:
-        self.depth -= 1
-        self.add(line)
-
-
-class KernelBody:
-    """Emits passes of a program under a schedule. State: `scope` maps values to C text."""
+    language: Language = "cuda"
 
     def __init__(self, plan: Passes, schedule: Schedule) -> None:
-        self.plan, self.schedule, self.program = plan, schedule, plan.program
-        self.out = Lines()
-        self.scope: dict[str, str] = {}
-        self.helpers: set[str] = set()
-        self.tensors = {
-            n: Tensor(n, (), (), v.dtype) for n, v in self.program.values.items()
-        }
+        super().__init__(plan.program)
+        self.plan, self.schedule = plan, schedule
         self.used: dict[str, Access] = {}
         columns = self.program.columns
         self.chunks = schedule.chunks(columns)
@@ -90,30 +67,6 @@ class KernelBody:
             self.tail = self.tail or access.has_tail
             self.out.add(access.declare_base())
 
-    # --- expressions -------------------------------------------------------------------------
-
-    def code(self, step: Map, scope: dict[str, str]) -> str:
-        result = expression(step.op, self.tensors, scope, "cuda")
-        self.helpers |= result.helpers
-        return strip(result.text)
-
-    def loaded(self, text: str, dtype: str) -> str:
-        result = types.load(text, dtype)
-        self.helpers |= result.helpers
-        return result.text
-
-    def stored(self, text: str, value: str, dtype: str) -> str:
-        """The value as the element that an operand of `dtype` holds."""
-        have, want = types.compute_type(self.program.values[value].dtype), types.compute_type(dtype)
-        if have != want:
-            text = f"({want})({text})"
-        result = types.store(text, dtype)
-        self.helpers |= result.helpers
-        return strip(result.text)
-
-    def ctype(self, value: str) -> str:
-        return types.compute_type(self.program.values[value].dtype)
-
     # --- row level ---------------------------------------------------------------------------
 
     def row_steps(self, steps: tuple[Step, ...], *, store: bool, writer: str) -> None:
@@ -135,7 +88,7 @@ class KernelBody:
             elif isinstance(step, Load):
                 access = self.access(step.operand)
                 text = self.loaded(access.row_element("i"), step.operand.dtype)
-                self.out.add(f"{target} = {strip(text)};")
+                self.out.add(f"{target} = {text};")
             else:
                 self.out.add(f"{target} = {self.code(step, self.scope)};")
             self.scope[step.value] = f"{name}[i]" if column else name
@@ -176,7 +129,7 @@ class KernelBody:
                 text = self.loaded(element, inner.operand.dtype)
             else:
                 text = self.code(inner, scope)
-            self.out.add(f"const {self.ctype(inner.value)} at_{inner_name} = {strip(text)};")
+            self.out.add(f"const {self.ctype(inner.value)} at_{inner_name} = {text};")
             scope[inner.value] = f"at_{inner_name}"
         self.out.add(f"{name} = inside ? {scope[step.source]} : {NAN.get(ctype, '0')};")
         self.out.close()
@@ -273,6 +226,7 @@ class KernelBody:
         chunk = "(k + u)" if self.looped else "u"
         times = "" if self.schedule.column_layout or self.schedule.vector == 1 else " * VEC"
         first = f"({chunk} * PARTS + thread)" if times else f"{chunk} * PARTS + thread"
+        self._col_line = len(self.out.text)
         self.out.add(f"const {self.col_type} col = {first}{times};")
         if self.guarded:
             self.out.open("if (col < COLS) {")
@@ -287,6 +241,8 @@ class KernelBody:
                     self._each(f"{c_name(source)}_batch[u][i] = -{cuda_merge.INF};")
             self.out.close()
         self.out.close()
+        if not any(re.search(r"\bcol\b", line) for line in self.out.text[self._col_line + 1 :]):
+            del self.out.text[self._col_line]
 
     def _each(self, line: str) -> None:
         """`line` for each element `i` of a chunk."""
@@ -366,7 +322,7 @@ class KernelBody:
         for load in work.loads:
             part = element if self.access(load.operand).mode != "splat" else ""
             text = self.loaded(f"{c_name(load.value)}_raw[u]{part}", load.operand.dtype)
-            self.out.add(f"const {self.ctype(load.value)} {c_name(load.value)} = {strip(text)};")
+            self.out.add(f"const {self.ctype(load.value)} {c_name(load.value)} = {text};")
             scope[load.value] = c_name(load.value)
         for step in work.maps:
             name = c_name(step.value)

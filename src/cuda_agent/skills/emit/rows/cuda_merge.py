@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from cuda_agent.skills.emit.rows.cuda_access import c_name
+from cuda_agent.skills.emit.rows.emitter import c_name
 from cuda_agent.skills.emit.rows.program import Reduce, RowProgram
 from cuda_agent.skills.emit.types import compute_type
 

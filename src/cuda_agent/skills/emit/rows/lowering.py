@@ -275,7 +275,7 @@ class _Lowering:
     def _logsumexp(self, x: str) -> str:
         """max + log(sum(exp(x - max))), with an infinite max replaced by 0 as torch does."""
         dtype = self.compute_dtype(x)
-        top = self.reduce("max", x, self.name("top"))
+        top = self.reduce("max", x, self.name("peak"))
         size = self.emit("abs.default", Ref(top), name=self.name("top_size"), dtype=dtype)
         infinite = self.emit(
             "eq.Scalar", Ref(size), float("inf"), name=self.name("infinite"), dtype="bool")
@@ -300,7 +300,7 @@ class _Lowering:
         if dims and frozenset(dims[dim]) != self.maps.reduced:
             raise Unsupported(f"{op.name} does not run over the region's reduce dims")
         out, dtype = op.outputs[0], self.compute_dtype(x)
-        top = self.reduce("max", x, self.name("top"))
+        top = self.reduce("max", x, self.name("peak"))
         shifted, total = self.exponentials(x, top)
         if "log" in op.name:
             log = self.emit("log.default", Ref(total), name=self.name("log_total"), dtype=dtype)

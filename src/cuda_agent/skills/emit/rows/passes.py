@@ -24,7 +24,7 @@ from cuda_agent.skills.emit.rows.program import (
     used,
 )
 
-Keep = Literal["all", "loads", "none"]
+Keep = Literal["all", "loads", "maps", "none"]
 
 # One or two instructions: cheaper to repeat than to hold in a register.
 CHEAP = frozenset({"add", "sub", "mul", "neg", "abs", "_to_copy", "relu", "maximum", "minimum",
@@ -63,7 +63,8 @@ class Passes:
 
 def plan_passes(program: RowProgram, keep: Keep) -> Passes:
     """`keep`: "all" holds each reused value but cheap ones, "loads" prefers to hold loads and to
-    repeat maps of one operand, "none" reads and computes everything again."""
+    repeat maps of one operand, "maps" reads loads again and holds expensive maps, "none" reads and
+    computes everything again."""
     available = _available(program)
     computed, kept = _place(program, available, keep)
     count = 1 + max((available[s.source] for s in program.steps
@@ -123,7 +124,7 @@ def _repeats(program: RowProgram, step: Load | Map, keep: Keep) -> bool:
     if keep == "none":
         return True
     if isinstance(step, Load):
-        return not any(step.operand.row_strides) and program.rows > 1  # a weight: in L1 by now
+        return keep == "maps" or not any(step.operand.row_strides) and program.rows > 1  # a weight: in L1 by now
     elems = [n for n in step.refs if program.values[n].level == "elem"]
     return len(elems) == 1 and (keep == "loads" or step.op.name in CHEAP)
 
