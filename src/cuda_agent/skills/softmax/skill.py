@@ -21,7 +21,7 @@ def label(region: Region) -> str:
     names = set(region.op_names)
     if "_log_softmax" in names:
         return "log_softmax"
-    return "logsumexp" if "logsumexp" in names or "div" not in names | WHOLE else "softmax"
+    return "softmax" if names & {"_softmax", "_safe_softmax", "div"} else "logsumexp"
 
 
 SKILL: Skill = RowSkill("softmax", wants, label)
