@@ -25,7 +25,9 @@ extern "C" void kinds(double* out, int64_t n, float f, int i, double d, const fl
 }
 """
 COPY_CU = """
-extern "C" __global__ void __launch_bounds__(256) copy(const float* x, float* y, long long n) {
+#include <cstdint>
+#include <stdint.h>
+extern "C" __global__ void __launch_bounds__(256) copy(const float* x, float* y, int64_t n) {
     extern __shared__ float tile[];
     long long i = blockIdx.x * 256ll + threadIdx.x;
     if (i < n) { tile[threadIdx.x] = x[i]; y[i] = tile[threadIdx.x]; }

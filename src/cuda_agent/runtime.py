@@ -48,9 +48,11 @@ HEADERS = (".h", ".hpp", ".cuh", ".inl")
 FLAGS = {
     "cpp": ("-std=c++17", "-O3", "-march=native", "-fopenmp", "-shared", "-fPIC"),
     "cubin": ("-std=c++17", "-default-device", "--ptxas-options=-v"),
-    "host": ("-std=c++17", "-O3", "-shared", "-Xcompiler", "-fPIC", "--expt-relaxed-constexpr",
-             "--ptxas-options=-v"),
+    "host": ("-std=c++17", "-O3", "-shared", "-Xcompiler", "-fPIC", "--ptxas-options=-v"),
 }
+STDINT = "#pragma once\n" + "".join(  # NVRTC has no <stdint.h>; these are the types CCCL gives
+    f"typedef signed {c} int{bits}_t; typedef unsigned {c} uint{bits}_t;\n"
+    for c, bits in (("char", 8), ("short", 16), ("int", 32), ("long long", 64)))
 
 
 class KernelError(RuntimeError):
@@ -146,9 +148,8 @@ def _build_one(
 
 
 def _compile_shared(kind: str, folder: Path, unit: str, arch: str) -> str:
-    command = [compiler(kind), *FLAGS[kind], unit, "-o", "out"]
-    if kind == "host":
-        command.append(f"-arch={arch}")
+    device = [f"-arch={arch}"] if kind == "host" else []
+    command = [compiler(kind), *FLAGS[kind], *device, unit, "-o", "out"]
     done = subprocess.run(command, cwd=folder, capture_output=True)
     log = (done.stdout + done.stderr).decode(errors="replace")
     if done.returncode:
@@ -168,6 +169,8 @@ def _compile_nvrtc(kind: str, folder: Path, unit: str, arch: str) -> str:
         ptxas_options=["-v"], include_path=[str(folder), *cuda_include_dirs()],
     )
     messages = io.StringIO()
+    for name in {"stdint.h", "cstdint"} - {path.name for path in folder.iterdir()}:
+        (folder / name).write_text(STDINT)
     try:
         program = core.Program((folder / unit).read_text(), "c++", options)
         (folder / "out").write_bytes(program.compile("cubin", logs=messages).code)
@@ -181,9 +184,8 @@ def _compile_nvrtc(kind: str, folder: Path, unit: str, arch: str) -> str:
 
 def _first_error(log: str) -> str:
     lines = [line for line in log.splitlines() if line.strip()]
-    hits = (i for i, line in enumerate(lines) if re.search(r"error\b.*:|undefined ref", line))
-    first = next(hits, 0)
-    return "\n".join(lines[first : first + 4])
+    hits = [i for i, line in enumerate(lines) if re.search(r"error\b.*:|undefined ref", line)]
+    return "\n".join(lines[hits[0] : hits[0] + 4] if hits else lines[:4])
 
 
 @functools.cache
@@ -252,8 +254,8 @@ class Kernels:
                     return kernel
             elif hasattr(library := ctypes.CDLL(str(path)), name):
                 return Function(name, library, "cuda" if kind == "host" else "cpu")
-        files = ", ".join(self._built) or "no source"
-        raise AttributeError(f'no extern "C" function {name!r} in {self._where} ({files})')
+        raise AttributeError(f'no extern "C" function {name!r} in {self._where} '
+                             f"({', '.join(self._built) or 'no source'})")
 
 
 def load(file: str) -> Kernels:
@@ -501,7 +503,7 @@ def expect(
 def inference_only(*values: Tensor | torch.nn.Module) -> None:
     """Raise RuntimeError where autograd would record: our kernels have no backward."""
     for value in values if torch.is_grad_enabled() else ():
-        tensors = value.parameters() if isinstance(value, torch.nn.Module) else (value,)
+        tensors = (value,) if isinstance(value, Tensor) else value.parameters()
         if any(tensor.requires_grad for tensor in tensors):
             raise RuntimeError("this solution has no backward pass: use torch.no_grad()")
 

@@ -103,11 +103,11 @@ def test_facts_and_environment(target: CudaTarget) -> None:
 
 def test_flush_evicts_the_l2(target: CudaTarget) -> None:
     """Reading a small buffer is slower after a flush than straight after another read."""
-    x = torch.ones(8 << 20, device="cuda")  # 32 MiB, fits the L2 of any recent device
+    x = torch.ones(6 << 20, device="cuda")  # 24 MiB, fits the L2 of any recent device
 
     def milliseconds(flush: bool) -> float:
         samples = []
-        for _ in range(21):
+        for _ in range(51):
             x.sum()
             if flush:
                 target.flush_cache()
@@ -117,11 +117,11 @@ def test_flush_evicts_the_l2(target: CudaTarget) -> None:
             end.record()
             torch.cuda.synchronize()
             samples.append(start.elapsed_time(end))
-        return sorted(samples)[10]
+        return sorted(samples)[25]
 
-    if target.facts().cache_bytes < 2 * x.nbytes // 2:
+    if target.facts().cache_bytes < 2 * x.nbytes:
         pytest.skip("the L2 is smaller than the buffer")
-    assert milliseconds(True) > 1.1 * milliseconds(False)
+    assert milliseconds(True) > 1.05 * milliseconds(False)
     assert target._flush is not None and target._flush.nbytes >= 2 * target.facts().cache_bytes - 4
 
 
