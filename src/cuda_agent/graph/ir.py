@@ -108,6 +108,19 @@ class Region:
 
 
 @dataclass(frozen=True)
+class Derived:
+    """A value computed once from parameters by `ops` (a batch norm folded into a convolution).
+
+    `sources` are the attribute or constant values that `ops` read; it is computed again when one
+    of them changes.
+    """
+
+    name: str
+    sources: tuple[str, ...]
+    ops: tuple[Op, ...]
+
+
+@dataclass(frozen=True)
 class Graph:
     """A captured module.
 
@@ -115,6 +128,11 @@ class Graph:
     is no tensor: its value is baked in). `attributes` maps a value name to the attribute path that
     holds it ("linear.weight"). `outputs` are value names; `output_kind` says how forward returns
     them.
+
+    `input_names` are forward's parameter names in order, optional ones that were not given
+    included at the end; `baked` maps those that are no tensor to the value they were captured
+    with. `constants` maps a value name to the elements (row major) of a tensor that forward itself
+    creates from numbers. `derived` values exist only in a graph captured with `fold=True`.
     """
 
     inputs: tuple[str | None, ...]
@@ -124,6 +142,9 @@ class Graph:
     outputs: tuple[str, ...]
     output_kind: Literal["tensor", "tuple", "list"] = "tensor"
     input_names: tuple[str, ...] = ()
+    baked: dict[str, Arg] = field(default_factory=dict)
+    constants: dict[str, tuple[float | int | bool, ...]] = field(default_factory=dict)
+    derived: tuple[Derived, ...] = ()
 
     @property
     def ops(self) -> tuple[Op, ...]:
@@ -133,6 +154,7 @@ class Graph:
 DTYPE_BYTES = {
     "float64": 8, "float32": 4, "bfloat16": 2, "float16": 2,
     "int64": 8, "int32": 4, "int16": 2, "int8": 1, "uint8": 1, "bool": 1,
+    "complex64": 8, "complex128": 16, "float8_e4m3fn": 1, "float8_e5m2": 1,
 }
 
 
