@@ -6,6 +6,7 @@ import itertools
 import shutil
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -159,20 +160,27 @@ def test_mistakes_are_said_before_or_at_the_launch(kernels: runtime.Kernels) -> 
     assert x.tolist() == [7.0] * 4
 
 
-def test_launch_overhead(kernels: runtime.Kernels) -> None:
-    x = torch.ones(4, device="cuda")
+def _seconds_a_call(call: Callable[[], object]) -> float:
     for _ in range(100):
-        kernels.empty(1, 32, x, x, x, 4)
+        call()
     best = float("inf")
     for _ in range(20):
         torch.cuda.synchronize()
         start = time.perf_counter()
         for _ in range(300):
-            kernels.empty(1, 32, x, x, x, 4)
+            call()
         best = min(best, (time.perf_counter() - start) / 300)
     torch.cuda.synchronize()
-    print(f"launch: {best * 1e6:.2f} us")
-    assert best < 8e-6, f"{best * 1e6:.2f} us a launch; the aim is 3 us"
+    return best
+
+
+def test_launch_overhead_is_that_of_a_torch_op(kernels: runtime.Kernels) -> None:
+    """The driver's own share differs between machines, so the yardstick is torch's launch."""
+    x = torch.ones(4, device="cuda")
+    ours = _seconds_a_call(lambda: kernels.empty(1, 32, x, x, x, 4))
+    theirs = _seconds_a_call(lambda: x.add_(1.0))
+    print(f"launch: {ours * 1e6:.2f} us, torch's add_: {theirs * 1e6:.2f} us")
+    assert ours < 2 * theirs, f"{ours * 1e6:.2f} us a launch, torch's add_ {theirs * 1e6:.2f} us"
 
 
 @pytest.mark.skipif(shutil.which("nvcc") is None, reason="no nvcc on the PATH")

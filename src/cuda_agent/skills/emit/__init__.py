@@ -1,0 +1,1 @@
+"""Code generators that the skills share: expressions, operand addressing, kernel scaffolds."""
