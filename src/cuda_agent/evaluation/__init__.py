@@ -1,0 +1,28 @@
+"""Judge and contestant: is a candidate right, how fast is it, and is it honest?
+
+Imported lazily: the contestant's process is started from this package and must stay light.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from cuda_agent.evaluation.forms import detect_form, load_candidate
+    from cuda_agent.evaluation.judge import Judge
+    from cuda_agent.evaluation.process import Pool
+    from cuda_agent.evaluation.settings import Settings
+
+__all__ = ["Judge", "Pool", "Settings", "detect_form", "load_candidate"]
+
+_HOMES = {
+    "Judge": "judge", "Pool": "process", "Settings": "settings", "detect_form": "forms",
+    "load_candidate": "forms",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOMES:
+        return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

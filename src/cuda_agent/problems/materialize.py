@@ -152,6 +152,11 @@ class Instance:
         return self._bounded
 
     @property
+    def mutates(self) -> bool:
+        """Whether forward was seen to change its inputs in place (False before the first run)."""
+        return self._mutates is True
+
+    @property
     def input_bytes(self) -> int:
         if self._input_bytes is None:
             self._input_bytes = tree.nbytes(self._make_inputs(self.seed))

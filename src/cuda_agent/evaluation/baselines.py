@@ -1,0 +1,176 @@
+"""Eager and torch.compile in its modes, each in a trusted process of its own.
+
+They run the code that times candidates, in the same kind of process, with the same threads and
+environment. A live module cannot be rebuilt elsewhere and is timed in the judge's process. A
+baseline that fails is missing, and the reason is kept; it is never 1.0.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from cuda_agent.errors import CudaAgentError
+from cuda_agent.evaluation import profile
+from cuda_agent.evaluation.entrant import Entrant, LocalClient
+from cuda_agent.evaluation.handover import Handover, Staged
+from cuda_agent.evaluation.process import Pool
+from cuda_agent.evaluation.reference import Reference
+from cuda_agent.evaluation.settings import Settings
+from cuda_agent.problems import Instance
+from cuda_agent.records import BASELINES, Interval, Timing, content_hash
+from cuda_agent.targets.base import Target
+
+MODES: Mapping[str, str | None] = {
+    "eager": None,
+    "compile_default": "default",
+    "compile_reduce_overhead": "reduce-overhead",
+    "compile_max_autotune": "max-autotune",
+}
+
+
+class Baselines:
+    """Entrants by baseline name, started when first asked for and kept."""
+
+    def __init__(
+        self, instance: Instance, reference: Reference, settings: Settings, target: Target,
+        handover: Handover, pool: Pool, work: Path, cache: Path,
+    ) -> None:
+        self._instance = instance
+        self._reference = reference
+        self._settings = settings
+        self._target = target
+        self._handover = handover
+        self._pool = pool
+        self._work = work
+        self._cache = cache
+        self._entrants: dict[str, Entrant] = {}
+        self.missing: dict[str, str] = {}
+
+    def entrants(self, names: Sequence[str]) -> dict[str, Entrant]:
+        """Those of `names` that work, eager always first. `missing` says why others do not.
+
+        The longest compilations come last and share one time limit: what is not done when it is
+        over is missing.
+        """
+        end = time.monotonic() + self._settings.compile_deadline_s
+        wanted = ["eager", *(n for n in BASELINES if n in names and n != "eager")]
+        for name in wanted:
+            held = self._entrants.get(name)
+            if held is not None and not held.client.alive:
+                held.forget()
+                del self._entrants[name]
+            if name in self._entrants or name in self.missing:
+                continue
+            left = end - time.monotonic()
+            if left <= 0:
+                self.missing[name] = "no time was left to compile it"
+                continue
+            self._start(name, left)
+        return {n: self._entrants[n] for n in wanted if n in self._entrants}
+
+    def _start(self, name: str, seconds: float) -> None:
+        deadline = float(self._settings.deadline_s or 10.0)
+        entrant: Entrant | None = None
+        try:
+            entrant = Entrant(self._client(name, seconds), self._target, max(seconds, deadline))
+            entrant.place_inputs(0, *self._reference.inputs())
+            entrant.place_outputs(self._reference.forms, 1)
+            entrant.run(0)  # compiles
+            entrant.drop()
+            entrant.deadline_s = 10 * deadline
+            self._entrants[name] = entrant
+        except (CudaAgentError, RuntimeError, MemoryError) as error:
+            if entrant is not None:
+                entrant.client.kill()
+                entrant.forget()
+            self.missing[name] = profile.failed_baseline(error)
+
+
+    def _client(self, name: str, seconds: float) -> Any:
+        problem = self._instance.problem
+        if problem.kind == "live":
+            client = LocalClient(self._target, self._handover.threads)
+            client.session.forward = self._live(MODES[name])
+            if MODES[name] and self._target.torch_device().type == "cuda":
+                client.session.before_call = torch.compiler.cudagraph_mark_step_begin
+            return client
+        folder = self._work / "reference"
+        if not folder.exists():
+            folder.mkdir()
+            (folder / "problem.py").write_text(problem.source)
+        contestant = self._pool.fresh()
+        builds, file = self._cache / "baseline-builds", folder / "problem.py"
+        staged = Staged(folder, "problem.py", "Model", "single", builds, file)
+        try:
+            state = self._reference.state()
+            self._handover.load(contestant, staged, state, seconds, compile_mode=MODES[name])
+        except BaseException:
+            contestant.kill()
+            raise
+        return contestant
+
+    def _live(self, mode: str | None) -> Any:
+        if mode is None:
+            return self._instance.model
+        return torch.compile(self._instance.model, mode=None if mode == "default" else mode)
+
+    def close(self) -> None:
+        for entrant in self._entrants.values():
+            entrant.client.kill()
+            entrant.forget()
+        self._entrants.clear()
+
+
+class BaselineStore:
+    """Measured baselines on disk, keyed by problem, device, driver, torch and precision."""
+
+    def __init__(
+        self, folder: Path, instance: Instance, settings: Settings, target: Target
+    ) -> None:
+        facts = target.environment()
+        volatile = {"sm_clock_mhz", "python", "system"}
+        self.key = content_hash(
+            instance.problem.hash, settings.precision, settings.threads,
+            {k: v for k, v in facts.items() if k not in volatile},
+        )
+        self._path = folder / f"{self.key}.json"
+
+    def load(self) -> tuple[dict[str, Timing], dict[str, Interval], dict[str, str]] | None:
+        """(times, ratios of each compiled baseline's time to eager's, reasons of missing ones)."""
+        try:
+            data = json.loads(self._path.read_text())
+            timings = {k: Timing.from_json(v) for k, v in data["timings"].items()}
+            ratios = {k: Interval.from_json(v) for k, v in data["ratios"].items()}
+            return timings, ratios, dict(data["missing"])
+        except (OSError, ValueError, KeyError, TypeError):
+            return None
+
+    def save(
+        self,
+        timings: Mapping[str, Timing],
+        ratios: Mapping[str, Interval],
+        missing: Mapping[str, str],
+    ) -> None:
+        """Atomically, added to what is there. A full disk only means measuring again."""
+        held = self.load() or ({}, {}, {})
+        data = {
+            "timings": {k: v.to_json() for k, v in {**held[0], **timings}.items()},
+            "ratios": {k: v.to_json() for k, v in {**held[1], **ratios}.items()},
+            "missing": {**held[2], **missing},
+        }
+        try:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            handle, partial = tempfile.mkstemp(dir=self._path.parent, suffix=".tmp")
+            with os.fdopen(handle, "w") as file:
+                json.dump(data, file)
+            os.replace(partial, self._path)
+        except OSError:
+            return

@@ -1,0 +1,94 @@
+"""Build a candidate's sources, and lay its files out in a folder of its own."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+
+from cuda_agent import runtime_gemm
+from cuda_agent.errors import CompileFailure
+from cuda_agent.evaluation import forms
+from cuda_agent.records import Candidate, Problem
+from cuda_agent.targets.base import Build, Target
+
+# gcc: "a.cpp:3:5: error: ..."; NVRTC and nvcc: "a.cu(3): error: ...".
+_PLACE = re.compile(
+    r"(?:^|[\s/])(?P<file>[\w.+-]+\.(?:cu|cuh|cpp|cc|hpp|h|inl))(?::(?P<a>\d+)(?::\d+)?:|\((?P<b>\d+)\):)"
+    r"\s*(?:catastrophic |fatal )?error:?\s*(?P<text>.*)"
+)
+_LINKER = re.compile(r"undefined reference to .*|multiple definition of .*|cannot find -l\S+")
+
+
+def compile_candidate(candidate: Candidate, form: forms.Form, target: Target, cache: Path) -> Build:
+    """Check the Python's syntax and build kernels/ into `cache`, by content.
+
+    Forms that build themselves (load_inline, Triton, binding.cpp) only have their syntax checked.
+    Raises CompileFailure, its message the first cause with the source line.
+    """
+    for name, text in candidate.files.items():
+        if name.endswith(".py"):
+            _check_syntax(name, text)
+    sources = forms.kernel_sources(candidate.files)
+    if form not in ("native", "host") or not sources:
+        return Build(binaries={}, seconds=0.0, cached=True)
+    try:
+        return target.compile(sources, cache)
+    except CompileFailure as failure:
+        raise CompileFailure(first_cause(failure, sources), failure.log) from None
+
+
+def _check_syntax(name: str, text: str) -> None:
+    try:
+        forms.parse_python(name, text)
+    except SyntaxError as error:
+        line = (error.text or "").strip()
+        raise CompileFailure(
+            f"{name}, line {error.lineno}: {error.msg}" + (f"\n    {line}" if line else "")
+        ) from None
+    except (ValueError, RecursionError) as error:
+        raise CompileFailure(f"{name} is not Python text: {error}") from None
+
+
+def first_cause(failure: CompileFailure, sources: Mapping[str, str]) -> str:
+    """`file:line: error` and the source line it points to; later errors follow from it."""
+    log = failure.log or str(failure)
+    for line in log.splitlines():
+        if place := _PLACE.search(line):
+            number = int(place["a"] or place["b"])
+            lines = sources.get(place["file"], "").splitlines()
+            quoted = f"\n    {lines[number - 1].strip()}" if 0 < number <= len(lines) else ""
+            return f"{place['file']}:{number}: error: {place['text'].strip()}{quoted}"
+        if hit := _LINKER.search(line):
+            return hit[0]
+    return str(failure)
+
+
+def stage(
+    candidate: Candidate, problem: Problem, build: Build, folder: Path, target: Target, cache: Path
+) -> Path:
+    """Write the candidate's files under `folder`, and beside them a build cache that holds only
+    its own binaries: another candidate's can be neither read nor replaced. Returns that cache.
+
+    A native candidate that does not bring runtime.py gets ours.
+    """
+    forms.check_names(candidate.files)
+    files = dict(candidate.files)
+    if forms.kernel_sources(files):
+        for name, text in forms.own_runtime().items():
+            files.setdefault(name, text)
+    for name, text in files.items():
+        path = folder / "candidate" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    if problem.kind == "file":
+        (folder / "problem.py").write_text(problem.source)
+    private = folder / "cache"
+    (private / "builds").mkdir(parents=True)
+    binaries = [*build.binaries.values()]
+    if "runtime_gemm.py" in files and target.name == "cuda":
+        binaries += target.compile(runtime_gemm.SOURCES, cache).binaries.values()
+    for binary in map(Path, binaries):
+        shutil.copyfile(binary, private / "builds" / binary.name)
+    return private

@@ -1,0 +1,201 @@
+"""Runs one model over shared inputs: the contestant's body, and the judge's for live baselines.
+
+Both sides of a comparison are timed by this very code. Nothing here knows an expected value, a
+tolerance or a seed of the inputs.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from cuda_agent.evaluation import layout
+from cuda_agent.targets.base import Arena, Target
+
+Forward = Callable[..., Any]
+
+
+class BadOutput(TypeError):
+    """The forward returned something else than plain, strided tensors."""
+
+
+class Session:
+    """Arenas attached so far, and the forward to run over them."""
+
+    def __init__(self, target: Target) -> None:
+        self.target = target
+        self.forward: Forward | None = None
+        self.before_call: Callable[[], None] | None = None
+        self._sets: dict[int, tuple[Any, ...]] = {}
+        self._outputs: list[list[torch.Tensor]] = []
+        self._arenas: list[Arena] = []
+        self._pad: torch.Tensor | None = None
+        self._events: tuple[Any, Any] | None = None
+
+    # --- arenas ---------------------------------------------------------------------------------
+
+    def attach_inputs(self, index: int, arena: Arena, tree: Any, slots: Sequence[Any]) -> None:
+        self._arenas.append(arena)
+        args = layout.rebuild(tree, layout.views(arena, slots))
+        self._sets[index] = args if isinstance(args, tuple) else tuple(args)
+
+    def attach_outputs(
+        self, arena: Arena, slots: Sequence[Any], count: int, step: int, pad: int
+    ) -> None:
+        """`count` places for one forward's outputs, `step` bytes apart. `pad` bytes are allocated
+        before the forward's own outputs are, so that these come to lie elsewhere than before."""
+        self._arenas.append(arena)
+        self._outputs = [layout.views(arena, slots, i * step) for i in range(count)]
+        if self.target.torch_device().type == "cuda":
+            torch.cuda.empty_cache()
+        self._pad = torch.empty(pad, dtype=torch.uint8, device=self.target.torch_device())
+
+    def drop(self) -> None:
+        """Let go of every arena."""
+        self._sets.clear()
+        self._outputs = []
+        self.target.synchronize()
+        for arena in self._arenas:
+            arena.close()
+        self._arenas.clear()
+
+    # --- running --------------------------------------------------------------------------------
+
+    def run(self, index: int, slot: int, record: bool) -> dict[str, Any]:
+        """One forward over set `index`, its outputs copied to `slot`.
+
+        `record`: list the ATen operators that were called (views and allocations left out).
+        """
+        recorder = OpRecorder() if record else None
+        if recorder:
+            with recorder:
+                out = self._call(self._sets[index])
+        else:
+            out = self._call(self._sets[index])
+        self.target.synchronize()
+        return {**self._deliver(out, slot), "ops": sorted(recorder.ops) if recorder else []}
+
+    def prepare(self) -> None:
+        """Evict the caches, and wait."""
+        self.target.flush_cache()
+        self.target.synchronize()
+
+    def call(self, index: int, slot: int) -> dict[str, Any]:
+        """One timed forward. `ms` runs from an idle device to an idle device."""
+        args = self._sets[index]
+        if self.target.torch_device().type == "cuda":
+            out, ms = self._timed_cuda(args)
+        else:
+            start = time.perf_counter_ns()
+            out = self._call(args)
+            ms = (time.perf_counter_ns() - start) / 1e6
+        return {**self._deliver(out, slot), "ms": ms}
+
+    def burst(
+        self, indices: Sequence[int], slots: Sequence[int], copy_only: bool
+    ) -> dict[str, Any]:
+        """Forwards back to back, each one's outputs copied to its slot. `copy_only` repeats only
+        the copies, of one forward's outputs, so that their cost can be taken off."""
+        copied = True
+        out = self._call(self._sets[indices[0]]) if copy_only else None
+        for index, slot in zip(indices, slots, strict=True):
+            result = out if copy_only else self._call(self._sets[index])
+            copied = self._copy(result, slot) and copied
+        self.target.synchronize()
+        return {"copied": copied}
+
+    def _call(self, args: tuple[Any, ...]) -> Any:
+        if self.forward is None:
+            raise RuntimeError("no model is loaded")
+        if self.before_call is not None:
+            self.before_call()
+        with torch.no_grad():
+            return self.forward(*args)
+
+    def _timed_cuda(self, args: tuple[Any, ...]) -> tuple[Any, float]:
+        if self._events is None:
+            self._events = (
+                torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+            )
+        start, end = self._events
+        torch.cuda.synchronize()
+        start.record()
+        out = self._call(args)
+        end.record()
+        end.synchronize()
+        waited = time.perf_counter_ns()
+        torch.cuda.synchronize()  # returns at once unless another stream is still at work
+        waited = time.perf_counter_ns() - waited
+        late = waited / 1e6 if waited > 30_000 else 0.0
+        return out, start.elapsed_time(end) + late
+
+    def _deliver(self, out: Any, slot: int) -> dict[str, Any]:
+        tensors: list[torch.Tensor] = []
+        tree = layout.describe(out, tensors)
+        for t in tensors:
+            if type(t) not in (torch.Tensor, torch.nn.Parameter) or vars(t):
+                raise BadOutput(
+                    f"forward returned a {type(t).__module__}.{type(t).__qualname__} with "
+                    f"attributes {sorted(vars(t))}; plain torch.Tensor is required"
+                )
+            if t.layout != torch.strided:
+                raise BadOutput(f"forward returned a {t.layout} tensor; it must be strided")
+        specs = [
+            {
+                "shape": list(t.shape), "dtype": layout.dtype_name(t.dtype),
+                "type": "Tensor", "device": t.device.type,
+            }
+            for t in tensors
+        ]
+        copied = self._copy(tensors, slot)
+        self.target.synchronize()
+        return {"tree": tree, "specs": specs, "copied": copied}
+
+    def _copy(self, out: Any, slot: int) -> bool:
+        """Copy outputs whose form is as expected; the judge refuses the others by their specs."""
+        tensors: list[torch.Tensor] = []
+        layout.describe(out, tensors)
+        places = self._outputs[slot]
+        fits = len(tensors) == len(places) and all(
+            a.shape == b.shape and a.dtype == b.dtype and a.device == b.device
+            for a, b in zip(tensors, places)
+        )
+        if fits:
+            for place, t in zip(places, tensors):
+                place.copy_(t.detach())
+        return fits
+
+
+# Neither computes anything nor moves data that its name does not say.
+_ALLOCATIONS = {
+    "empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "detach", "alias",
+    "lift_fresh", "_local_scalar_dense", "resize_", "set_", "is_same_size", "_unsafe_view",
+}
+
+
+class OpRecorder(TorchDispatchMode):
+    """The ATen operators that a forward calls, as "aten.name"."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ops: set[str] = set()
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        name = func.overloadpacket.__name__
+        if name not in _ALLOCATIONS and not _is_view(func):
+            self.ops.add(f"{func.namespace}.{name}")
+        return func(*args, **(kwargs or {}))
+
+
+def _is_view(func: Any) -> bool:
+    """A result that aliases an argument without writing to it."""
+    returns = func._schema.returns
+    return bool(returns) and all(
+        r.alias_info is not None and not r.alias_info.is_write for r in returns
+    )

@@ -1,0 +1,294 @@
+"""One candidate before the judge: compile, load, verify, profile, in this order."""
+
+from __future__ import annotations
+
+import shutil
+import statistics
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from cuda_agent.errors import ContestantFailure
+from cuda_agent.evaluation import compile as building
+from cuda_agent.evaluation import forms, guard, layout, profile, stats, verify, weights
+from cuda_agent.evaluation.entrant import Entrant
+from cuda_agent.evaluation.guard import plausibility
+from cuda_agent.evaluation.handover import Staged
+from cuda_agent.evaluation.profile import WrongOutput
+from cuda_agent.evaluation.reference import CheckedSet
+from cuda_agent.records import BASELINES, Candidate, ErrorReport, Finding, Interval, Timing
+from cuda_agent.targets.base import Build
+
+if TYPE_CHECKING:
+    from cuda_agent.evaluation.judge import Judge
+
+_MAX_USES = 500  # of one process by trusted candidates: shared libraries are never unmapped
+SELF_BUILDING = ("single", "work_folder")
+
+
+@dataclass
+class Warm:
+    """A process that trusted candidates use in turn, with the input sets that it already maps."""
+
+    entrant: Entrant
+    sets: Sequence[CheckedSet]
+    uses: int = 0
+
+
+@dataclass
+class Outcome:
+    """What goes into the verdict."""
+
+    status: str = "ok"
+    findings: list[Finding] = field(default_factory=list)
+    error: ErrorReport | None = None
+    speedup: dict[str, Interval | None] = field(default_factory=dict)
+    timing: Timing | None = None
+    baselines: dict[str, Timing | None] = field(default_factory=dict)
+    floor_ms: float | None = None
+    energy_mj: float | None = None
+    external_ops: list[str] = field(default_factory=list)
+    feedback: str = ""
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    def fields(self) -> dict[str, Any]:
+        """Keyword arguments of Verdict; times only where the candidate is right."""
+        given: dict[str, Any] = {
+            "findings": tuple(self.findings), "error": self.error, "floor_ms": self.floor_ms,
+            "external_ops": tuple(self.external_ops), "feedback": self.feedback,
+            "seconds": self.seconds,
+        }
+        if self.status == "ok":
+            given |= {
+                "speedup": self.speedup, "timing": self.timing, "baselines": self.baselines,
+                "energy_mj": self.energy_mj,
+            }
+        return given
+
+
+class Trial:
+    def __init__(self, judge: Judge, candidate: Candidate, form: forms.Form) -> None:
+        self.judge = judge
+        self.candidate = candidate
+        self.form = form
+        self.reusing = candidate.trusted and judge.settings.tier == "screen"
+        self.outcome = Outcome()
+        self.checked: list[CheckedSet] = []
+        self._folder = Path(tempfile.mkdtemp(prefix="candidate-", dir=judge.work))
+
+    def run(self) -> Outcome:
+        """Raises CompileFailure, CandidateError, ContestantFailure, HarnessError."""
+        try:
+            with self._phase("compile"):
+                build, staged = self._compile()
+            self.checked = self.judge.sets() if self.reusing else self.judge.draw_sets()
+            entrant = self._entrant()
+            try:
+                self._try(entrant, staged)
+            except BaseException:
+                if self.reusing:
+                    self._settle(entrant)
+                raise
+            finally:
+                if not self.reusing:
+                    entrant.client.kill()
+                    entrant.forget()
+            if self.reusing:
+                self._settle(entrant)
+            self.outcome.feedback += _resources(build)
+            return self.outcome
+        finally:
+            shutil.rmtree(self._folder, ignore_errors=True)
+            if not self.reusing:
+                self.judge.pool.refill()
+
+    @contextmanager
+    def _phase(self, name: str) -> Iterator[None]:
+        start = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.outcome.seconds[name] = time.perf_counter() - start
+
+    # --- compile and load -----------------------------------------------------------------------
+
+    def _compile(self) -> tuple[Build, Staged]:
+        judge = self.judge
+        build = building.compile_candidate(self.candidate, self.form, judge.target, judge.cache)
+        cache = building.stage(
+            self.candidate, judge.problem, build, self._folder, judge.target, judge.cache
+        )
+        entry = forms.entry_of(self.candidate.files)
+        staged = Staged(
+            self._folder / "candidate", entry, forms.CLASS_NAME, self.form, cache,
+            self._folder / "problem.py",
+        )
+        return build, staged
+
+    def _entrant(self) -> Entrant:
+        """A process with the checked sets in its arenas: warm for trusted candidates."""
+        judge = self.judge
+        warm = judge.warm
+        if self.reusing and warm is not None:
+            if warm.entrant.client.alive and warm.sets is self.checked and warm.uses < _MAX_USES:
+                warm.uses += 1
+                return warm.entrant
+            judge.discard_warm()
+        deadline = float(judge.settings.deadline_s or 10.0)
+        entrant = Entrant(judge.pool.fresh(), judge.target, deadline)
+        try:
+            for i, made in enumerate(self.checked):
+                entrant.place_inputs(i, made.tree, made.tensors)
+            entrant.place_outputs(self.checked[0].outputs, profile.slot_count(self.checked[0]))
+        except BaseException:
+            entrant.client.kill()
+            entrant.forget()
+            raise
+        if self.reusing:
+            judge.warm = Warm(entrant, self.checked)
+        return entrant
+
+    def _settle(self, entrant: Entrant) -> None:
+        """After a trusted candidate: nothing that it changed may meet the next one."""
+        if not entrant.client.alive:
+            self.judge.discard_warm()
+            return
+        try:
+            entrant.client.request("unload", entrant.deadline_s)
+        except ContestantFailure:
+            self.judge.discard_warm()
+            return
+        for i, made in enumerate(self.checked):
+            if not layout.identical(entrant.inputs(i), made.tensors):
+                entrant.write(i, made.tensors)
+
+    def _try(self, entrant: Entrant, staged: Staged) -> None:
+        judge, settings = self.judge, self.judge.settings
+        seconds = settings.compile_deadline_s if self.form in SELF_BUILDING else entrant.deadline_s
+        with self._phase("load"):
+            names = judge.handover.load(entrant.client, staged, judge.reference.state(), seconds)
+        try:
+            with self._phase("verify"):
+                self._verify(entrant, staged, names)
+            if self.outcome.status == "ok":
+                with self._phase("profile"):
+                    self._profile(entrant)
+        except WrongOutput as wrong:
+            self._wrong(wrong)
+
+    def _wrong(self, wrong: WrongOutput) -> None:
+        self.outcome.status = "wrong"
+        rule, colon, _ = str(wrong).partition(": ")
+        if colon and rule.isalnum() and len(rule) <= 4:
+            self.outcome.findings.append(Finding(rule, str(wrong)))
+        if wrong.report is not None:
+            self.outcome.error = wrong.report
+            if (found := wrong.report.mismatch) is not None:
+                self.outcome.feedback = (
+                    f"{wrong}: {found.output} at {list(found.index)}: got {found.got}, expected "
+                    f"{found.expected}; {found.wrong_elements} of {found.total_elements} wrong: "
+                    f"{found.pattern}"
+                )
+                return
+        self.outcome.feedback = str(wrong)
+
+    # --- verify ---------------------------------------------------------------------------------
+
+    def _verify(self, entrant: Entrant, staged: Staged, names: Any) -> None:
+        report: ErrorReport | None = None
+        for i, made in enumerate(self.checked):
+            answer = entrant.run(i, record=i == 0)
+            if i == 0:
+                self.outcome.external_ops = list(answer["ops"])
+            report = self.check(entrant, i, made, answer, report)
+        self.outcome.error = report
+        found = guard.operators(self.outcome.external_ops, self.judge.settings.track)
+        if found:
+            self.outcome.status = "cheating"
+            self.outcome.findings += found
+            self.outcome.feedback = found[0].detail
+            return
+        self.outcome.findings += weights.check(self, entrant, staged, names)
+
+    def check(
+        self, entrant: Entrant, index: int, made: CheckedSet, answer: Any,
+        report: ErrorReport | None = None,
+    ) -> ErrorReport:
+        """Form, values and untouched inputs after a run on set `index`. Raises WrongOutput."""
+        judge = self.judge
+        device = judge.target.torch_device().type
+        if bad := verify.structure_error(answer, made.out_tree, made.outputs, device):
+            raise WrongOutput(bad)
+        ok, found = judge.reference.judge(made, entrant.outputs(0), report)
+        if not ok:
+            raise WrongOutput("the output is wrong", found)
+        same = judge.instance.mutates or layout.identical(entrant.inputs(index), made.tensors)
+        if not same:
+            raise WrongOutput("F7: forward changed its inputs, which the reference does not")
+        return found
+
+    # --- profile --------------------------------------------------------------------------------
+
+    def _profile(self, entrant: Entrant) -> None:
+        judge, settings = self.judge, self.judge.settings
+        timings, ratios, _ = judge.baseline_measurements()
+        names = tuple(settings.baselines or ()) if settings.tier == "audit" else ("eager",)
+        with judge.timing_mode():
+            race = profile.Race(
+                judge.target, judge.reference, settings, judge.baselines.entrants(names),
+                [s for s in self.checked if s.style == "random"], entrant, not self.reusing,
+            )
+            try:
+                race.place_baselines()
+                race.run()
+                accusations = race.clocks()
+                race.check_burst()
+                self._measured(race, accusations, timings, ratios)
+            finally:
+                for baseline in race.baselines.values():
+                    baseline.drop()
+                race.close()
+
+    def _measured(
+        self, race: profile.Race, accusation: Finding | None,
+        timings: dict[str, Timing], ratios: dict[str, Interval],
+    ) -> None:
+        judge, outcome, wanted = self.judge, self.outcome, self.judge.settings.baselines or ()
+        method = profile.method(race, self.reusing)
+        outcome.timing = stats.timing(race.times("candidate"), method)
+        own = race.ratios()
+        outcome.speedup = dict.fromkeys(BASELINES)
+        outcome.baselines = dict.fromkeys(BASELINES)
+        for name in wanted:
+            if name in own:
+                outcome.speedup[name] = own[name]
+                outcome.baselines[name] = stats.timing(race.times(name), method)
+            elif name in ratios and "eager" in own:
+                # Measured once against eager; eager's sample of now anchors it.
+                outcome.speedup[name] = stats.multiplied(own["eager"], ratios[name])
+                outcome.baselines[name] = timings.get(name)
+        trusted = [statistics.median(race.times(n)) for n in race.baselines]
+        trusted += [t.median_ms for t in timings.values()]
+        outputs = sum(t.numel() * t.element_size() for t in self.checked[0].outputs)
+        outcome.floor_ms = plausibility.floor_ms(
+            judge.instance.input_bytes, outputs, judge.facts, trusted
+        )
+        found = [*([accusation] if accusation else [])]
+        found += plausibility.check(outcome.timing.median_ms, outcome.floor_ms)
+        if found:
+            outcome.status = "cheating"
+            outcome.findings += found
+            outcome.feedback = found[0].detail
+
+
+def _resources(build: Build) -> str:
+    """Registers, shared memory and spills of each kernel, one line each."""
+    lines = [
+        f"{kernel}: " + ", ".join(f"{value} {key}" for key, value in used.items())
+        for kernel, used in build.resources.items()
+    ]
+    return "".join(f"\n{line}" for line in lines)
