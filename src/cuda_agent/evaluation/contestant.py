@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import gc
 import os
 import resource
 import signal
@@ -39,6 +40,8 @@ def serve(fd: int) -> None:
     channel = protocol.Channel(socket.socket(fileno=fd), protocol.REQUEST_LIMIT)
     with OpRecorder():  # the first use imports for seconds; children inherit the result
         torch.empty(1).add_(1)
+    gc.collect()
+    gc.freeze()  # what was imported is never garbage: collections in the children stay short
     children: set[int] = set()
     while True:
         try:

@@ -187,7 +187,7 @@ class Entrant:
         return Sample(float(answer["ms"]), outside, answer)
 
     def burst(self, indices: Sequence[int], copy_only: bool = False) -> float:
-        """Milliseconds of the judge's clock for forwards back to back, outputs to slots 0, 1, ..."""
+        """Milliseconds of the judge's clock for forwards back to back, outputs to slots 0, 1..."""
         slots = [i % self.slot_count for i in range(len(indices))]
         start = time.perf_counter_ns()
         self.client.request(

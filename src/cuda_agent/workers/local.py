@@ -1,0 +1,193 @@
+"""A pool of processes on this machine, each with a judge of its own.
+
+One thread for each process hands it candidates and waits. A process that dies takes nothing with
+it: its candidate goes to a new process, once; dying again makes a `harness_error`. Verdicts are
+timed, so more processes than idle cores (or one for each GPU) only help while they compile.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import queue
+import threading
+import time
+from concurrent.futures import Future
+from dataclasses import asdict
+from multiprocessing.connection import Connection
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from cuda_agent.errors import HarnessError, ProblemError, SettingsError, TargetUnavailable
+from cuda_agent.evaluation import Settings
+from cuda_agent.records import Candidate, Problem, Verdict
+
+_ATTEMPTS = 2
+_USER_ERRORS = {e.__name__: e for e in (ProblemError, TargetUnavailable, SettingsError)}
+_Job = tuple[Candidate, "Future[Verdict]"]
+
+
+class LocalPool:
+    """`workers` judges of one problem. `submit` from any thread.
+
+    Raises SettingsError for a live module, which no other process can hold.
+    """
+
+    def __init__(
+        self, problem: Problem, settings: Settings, *,
+        cache_dir: str | Path, workers: int = 2, seed: int = 0,
+    ) -> None:
+        if problem.kind == "live":
+            raise SettingsError(
+                f"{problem.name} is a live module, which lives in one process only; use InlineWorker"
+            )
+        if workers < 1:
+            raise SettingsError(f"a pool needs at least one worker, not {workers}")
+        self._job_data = (problem.to_json(), asdict(settings), str(cache_dir), seed)
+        self._jobs: queue.Queue[_Job | None] = queue.Queue()
+        self._closed = False
+        self.processes: list[multiprocessing.process.BaseProcess | None] = [None] * workers
+        self._threads = [
+            threading.Thread(target=self._serve, args=(i,), daemon=True) for i in range(workers)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def evaluate(self, candidate: Candidate) -> Verdict:
+        return self.submit(candidate).result()
+
+    def submit(self, candidate: Candidate) -> Future[Verdict]:
+        if self._closed:
+            raise HarnessError("the pool is closed")
+        future: Future[Verdict] = Future()
+        self._jobs.put((candidate, future))
+        return future
+
+    def close(self) -> None:
+        """Finish what was submitted, then end the processes."""
+        if self._closed:
+            return
+        self._closed = True
+        for _ in self._threads:
+            self._jobs.put(None)
+        for thread in self._threads:
+            thread.join()
+
+    def __enter__(self) -> LocalPool:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    # --- one thread for each process ------------------------------------------------------------
+
+    def _serve(self, index: int) -> None:
+        pipe: Connection | None = None
+        while (job := self._jobs.get()) is not None:
+            candidate, future = job
+            if not future.set_running_or_notify_cancel():
+                continue
+            start = time.perf_counter()
+            for attempt in range(_ATTEMPTS):
+                try:
+                    pipe = pipe or self._spawn(index)
+                    pipe.send(candidate.to_json())
+                    self._resolve(future, pipe.recv())
+                    break
+                except (EOFError, OSError) as error:
+                    pipe = self._bury(index, pipe)
+                    if attempt == _ATTEMPTS - 1:
+                        future.set_result(self._lost(candidate, error, time.perf_counter() - start))
+        self._bury(index, pipe)
+
+    def _spawn(self, index: int) -> Connection:
+        ours, theirs = multiprocessing.Pipe()
+        process = multiprocessing.get_context("spawn").Process(
+            target=_work, args=(theirs, *self._job_data), daemon=False
+        )
+        with _environment(OMP_WAIT_POLICY="passive"):
+            process.start()
+        theirs.close()
+        self.processes[index] = process
+        return ours
+
+    def _bury(self, index: int, pipe: Connection | None) -> None:
+        """Hang up; the process ends by itself when it reads the end, and is ended if not."""
+        if pipe is not None:
+            pipe.close()
+        process = self.processes[index]
+        if process is not None:
+            process.join(30)
+            if process.is_alive():
+                process.kill()
+                process.join()
+        self.processes[index] = None
+
+    @staticmethod
+    def _resolve(future: Future[Verdict], answer: dict[str, Any]) -> None:
+        if "verdict" in answer:
+            future.set_result(Verdict.from_json(answer["verdict"]))
+            return
+        kind = _USER_ERRORS.get(answer["error"], HarnessError)
+        future.set_exception(kind(answer["text"]))
+
+    def _lost(self, candidate: Candidate, error: Exception, seconds: float) -> Verdict:
+        problem, settings = Problem.from_json(self._job_data[0]), Settings(**self._job_data[1])
+        return Verdict(
+            status="harness_error", problem=problem.name, problem_hash=problem.hash,
+            candidate_hash=candidate.hash, target=settings.target, tier=settings.tier,
+            track=settings.track, precision=settings.precision, dtype=problem.dtype,
+            feedback=f"the worker died {_ATTEMPTS} times ({type(error).__name__})",
+            seconds={"total": seconds},
+        )
+
+
+@contextlib.contextmanager
+def _environment(**values: str) -> Any:
+    """Variables that a child reads before it imports torch; ours stay as they are."""
+    before = {name: os.environ.get(name) for name in values}
+    os.environ.update({n: os.environ.get(n, v) for n, v in values.items()})
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+
+
+def _work(
+    pipe: Connection, problem_json: dict[str, Any], settings_json: dict[str, Any],
+    cache_dir: str, seed: int,
+) -> None:
+    """The worker's process: build the problem once, then judge until the other end hangs up."""
+    from cuda_agent import targets
+    from cuda_agent.evaluation import Judge
+    from cuda_agent.problems import materialize
+
+    problem = Problem.from_json(problem_json)
+    fields = {k: tuple(v) if isinstance(v, list) else v for k, v in settings_json.items()}
+    settings = Settings(**fields)
+    judge: Judge | None = None
+    try:
+        while True:
+            try:
+                candidate = Candidate.from_json(pipe.recv())
+            except (EOFError, OSError):
+                return
+            try:
+                if judge is None:
+                    device = targets.resolve(settings.target).torch_device()
+                    instance = materialize(problem, device, seed=seed)
+                    judge = Judge(problem, instance, settings, cache_dir=cache_dir)
+                answer: dict[str, Any] = {"verdict": judge.judge(candidate).to_json()}
+            except Exception as error:
+                answer = {"error": type(error).__name__, "text": str(error)}
+            pipe.send(answer)
+    finally:
+        if judge is not None:
+            judge.close()
