@@ -40,16 +40,23 @@ namespace emu {
 struct Barrier { unsigned arrived = 0, generation = 0; };
 struct Warp { Barrier barrier; char slots[32][8]; };
 struct Block {
-    std::vector<char> arena; char* base; std::map<int, size_t> places; size_t used = 0;
+    char* base; std::map<int, size_t> places; size_t used = 0;
     std::vector<Warp> warps; Barrier barrier; unsigned threads, rank;
 };
 struct Fiber {
-    ucontext_t context; std::vector<char> stack; Dim thread, block; Block* home;
+    ucontext_t context; Dim thread, block; Block* home;
     unsigned cluster_generation = 0; bool done = false;
 };
 static Fiber* current; static ucontext_t scheduler; static unsigned long progress;
 static std::vector<Block>* cluster; static Barrier cluster_barrier; static void (*body)();
-static size_t dynamic_bytes;
+static size_t dynamic_bytes, poisoned;
+constexpr size_t STACK = 64 << 10, ARENA = 300 << 10;
+// Memory of fiber stacks and of the blocks' shared memory, allocated once.
+static char* pooled(std::vector<char*>& pool, size_t index, size_t bytes) {
+    while (pool.size() <= index) pool.push_back((char*)aligned_alloc(64, bytes));
+    return pool[index];
+}
+static std::vector<char*> stacks, arenas;
 static void yield() { swapcontext(&current->context, &scheduler); }
 static unsigned arrive(Barrier& b, unsigned count) {
     const unsigned mine = b.generation;
@@ -77,8 +84,9 @@ template <typename T> T shuffle(T value, int distance) {
 }
 template <typename T> T* shared_array(int id, size_t count) {
     Block& b = *current->home;
-    if (!b.places.count(id)) { b.places[id] = b.used; b.used += (count * sizeof(T) + 31) / 16 * 16; }
-    if (b.used > b.arena.size() - 64) { std::fprintf(stderr, "too much shared memory\n"); std::abort(); }
+    const size_t bytes = (count * sizeof(T) + 31) / 16 * 16;
+    if (!b.places.count(id)) b.places[id] = b.used, b.used += bytes;
+    if (b.used > ARENA) std::fprintf(stderr, "too much shared memory\n"), std::abort();
     return reinterpret_cast<T*>(b.base + b.places[id]);
 }
 static unsigned char* dynamic() { return shared_array<unsigned char>(-1, dynamic_bytes); }
@@ -88,15 +96,16 @@ static void run_cluster(std::vector<Block>& blocks, unsigned first, unsigned y, 
     cluster = &blocks; cluster_barrier = Barrier{};
     for (size_t b = 0; b < blocks.size(); ++b) {
         Block& block = blocks[b];
-        block.arena.assign(300 << 10, (char)0xff);
-        block.base = (char*)(((size_t)block.arena.data() + 63) / 64 * 64);
+        block.base = pooled(arenas, b, ARENA);
+        std::memset(block.base, 0xff, poisoned);
         block.warps.assign((threads + 31) / 32, Warp{}); block.threads = threads; block.rank = b;
         for (unsigned t = 0; t < threads; ++t) {
             Fiber& f = fibers[b * threads + t];
-            f.stack.resize(64 << 10); f.thread = {t, 0}; f.block = {first + (unsigned)b, y};
+            f.thread = {t, 0}; f.block = {first + (unsigned)b, y};
             f.home = &block;
             getcontext(&f.context);
-            f.context.uc_stack.ss_sp = f.stack.data(); f.context.uc_stack.ss_size = f.stack.size();
+            f.context.uc_stack.ss_sp = pooled(stacks, b * threads + t, STACK);
+            f.context.uc_stack.ss_size = STACK;
             f.context.uc_link = nullptr;
             makecontext(&f.context, enter, 0);
         }
@@ -112,6 +121,7 @@ static void run_cluster(std::vector<Block>& blocks, unsigned first, unsigned y, 
 }
 static void launch(unsigned gx, unsigned gy, unsigned threads, size_t shared, unsigned blocks) {
     dynamic_bytes = shared;
+    poisoned = shared + (64 << 10);
     for (unsigned y = 0; y < gy; ++y)
         for (unsigned x = 0; x < gx; x += blocks) {
             std::vector<Block> group(blocks);
@@ -150,7 +160,8 @@ template <typename T> T nan_min(T a, T b) { return a < b || a != a ? a : b; }
 
 CONVERSIONS = ("float_bits", "bits_float", "bf16_to_float", "float_to_bf16", "half_to_float",
                "float_to_half")  # fmt: skip
-_DEFINITION = r"(?:template <typename T>\s*)?__device__ __forceinline__ [\w ]+\*? {name}\(.*?\n\}}\n"
+_DEFINITION = (r"(?:template <typename T>\s*)?__device__ __forceinline__ [\w ]+\*? {name}\("
+               r".*?\n\}}\n")
 _REPLACED = ("nan_max", "nan_min", "cluster_rank", "cluster_arrive", "cluster_wait", "in_block",
              *CONVERSIONS)  # fmt: skip
 
@@ -175,17 +186,27 @@ def translate(source: str) -> str:
         f"unsigned threads, long shared, unsigned blocks, void** args) {{\n"
         f"    {k}_args = args;\n    emu::body = [] {{ emu::call({k}, {k}_args); }};\n"
         f"    emu::launch(gx, gy, threads, shared, blocks);\n}}" for k in kernels)
-    return f"{SHIM}\n{conversions}\n{source}\n{entries}\n"
+    return f'#include "shim.h"\n{conversions}\n{source}\n{entries}\n'
+
+
+FLAGS = ["-std=c++17", "-O0", "-fPIC", "-w", "-fsanitize=alignment", "-fno-sanitize-recover=all"]
+
+
+@functools.cache
+def folder() -> Path:
+    """A folder with the shim, precompiled."""
+    path = Path(tempfile.mkdtemp(prefix="cuda_emulator_"))
+    (path / "shim.h").write_text(SHIM)
+    subprocess.run(["g++", *FLAGS, "-x", "c++-header", str(path / "shim.h")], check=True)
+    return path
 
 
 @functools.cache
 def build(source: str) -> ctypes.CDLL:
-    folder = Path(tempfile.mkdtemp(prefix="cuda_emulator_"))
-    path = folder / f"{hashlib.sha256(source.encode()).hexdigest()[:12]}.cpp"
+    path = folder() / f"{hashlib.sha256(source.encode()).hexdigest()[:12]}.cpp"
     path.write_text(translate(source))
     done = subprocess.run(
-        ["g++", "-std=c++17", "-O1", "-fsanitize=alignment", "-fno-sanitize-recover=all", "-w",
-         "-shared", "-fPIC", str(path), "-o", str(path.with_suffix(".so"))],
+        ["g++", *FLAGS, "-shared", str(path), "-o", str(path.with_suffix(".so"))],
         capture_output=True, text=True,
     )  # fmt: skip
     assert done.returncode == 0, f"{done.stderr[:3000]}\n{source}"

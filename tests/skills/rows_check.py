@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ctypes
 import math
+from collections.abc import Callable
+from typing import Any
 
 import cuda_emulator
 import torch
@@ -11,8 +13,12 @@ from rows_cases import Case
 from skills_harness import build_cpp
 
 from cuda_agent.graph.ir import Region, Tensor
-from cuda_agent.skills.emit.rows.cpp import CppSource
-from cuda_agent.skills.emit.rows.cuda import CudaSource
+from cuda_agent.skills.base import Knobs, KnobSpace, Skill, Written
+from cuda_agent.skills.loss.skill import SKILL as LOSS
+from cuda_agent.skills.normalization.skill import SKILL as NORMALIZATION
+from cuda_agent.skills.reduction.skill import SKILL as REDUCTION
+from cuda_agent.skills.softmax.skill import SKILL as SOFTMAX
+from cuda_agent.targets.base import DeviceFacts
 
 GUARD = 64
 # A few roundings of the output dtype; sums over long rows add a little.
@@ -36,10 +42,6 @@ class Buffers:
         self.tensors[tensor.name] = whole[GUARD : GUARD + size].as_strided(
             tensor.shape, tensor.stride)
         return whole
-
-    def workspace(self, name: str, count: int, dtype: torch.dtype) -> None:
-        fill = 255 if dtype == torch.uint8 else float("nan")
-        self.tensors.setdefault(name, torch.full((count,), fill, dtype=dtype))
 
     def check(self) -> None:
         """Outputs against float64 torch: relative to the norm, NaN and infinity in place."""
@@ -73,15 +75,72 @@ def compare(name: str, got: torch.Tensor, want: torch.Tensor, eager: torch.Tenso
     assert math.isfinite(error) and error <= bound, f"{name}: error {error:.3g} over {bound:.3g}"
 
 
-def run_cpp(source: CppSource, buffers: Buffers) -> None:
-    function = getattr(build_cpp(source.text), source.function)
-    function(*(ctypes.c_void_p(buffers.tensors[a].data_ptr()) for a in source.args))
+H200 = DeviceFacts("cuda", "H200", "sm_90a", units=132, vector_bytes=16, cache_bytes=50 << 20,
+                   memory_bytes=140 << 30, shared_bytes_per_block=232448,
+                   shared_bytes_per_unit=233472, registers_per_unit=65536, threads_per_unit=2048)
+CPU = DeviceFacts("cpu", "two cores", "x86_64", units=2, vector_bytes=64, cache_bytes=32 << 20,
+                  memory_bytes=8 << 30)
 
 
-def run_emulated(source: CudaSource, buffers: Buffers) -> None:
-    for name, size in source.workspaces.items():
-        buffers.workspace(name, size, torch.uint8)
-    for launch in source.launches:
-        cuda_emulator.launch(
-            source.text, launch.kernel, launch.grid, launch.block,
-            [buffers.tensors[a] for a in launch.args], launch.shared, launch.cluster)
+def skill_of(region: Region) -> Skill:
+    """The first row skill that takes a region, in the order of the registry."""
+    return next(s for s in (LOSS, SOFTMAX, NORMALIZATION, REDUCTION) if s.matches(region))
+
+
+def settings_near_default(space: KnobSpace) -> list[Knobs]:
+    return [space.default(), *space.neighbours(space.default())]
+
+
+def emulate_written(written: Written, buffers: Buffers) -> None:
+    """Run a written region's forward lines, kernels on the emulator."""
+    run_written(written, buffers, EmulatedKernels(written))
+
+
+def run_written(written: Written, buffers: Buffers, kernels: object, device: str = "cpu") -> None:
+    """Run a written region's forward lines on a device; results are copied to the buffers."""
+    inputs = {t.name: _moved(buffers.tensors[t.name], device) for t in buffers.region.inputs}
+    scope = dict(inputs, torch=torch, kernels=kernels)
+    guarded = {t.name: buffers.tensors[t.name] for t in buffers.region.outputs}
+    exec(written.forward, scope)
+    for name, target in guarded.items():
+        result = scope[name]
+        assert result.stride() == target.stride() and result.dtype == target.dtype
+        assert result.shape == target.shape
+        target.copy_(result)
+
+
+def _moved(tensor: torch.Tensor, device: str) -> torch.Tensor:
+    """The same strides and offset into a storage on another device."""
+    if device == "cpu":
+        return tensor
+    flat = torch.empty(0, dtype=tensor.dtype).set_(tensor.untyped_storage())  # type: ignore
+    return flat.to(device).as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
+
+
+class EmulatedKernels:
+    """`kernels.NAME(grid, block, *tensors)` as `runtime.load` offers it, on the emulator."""
+
+    def __init__(self, written: Written) -> None:
+        self._sources = list(written.files.values())
+
+    def __getattr__(self, name: str) -> Callable[..., None]:
+        source = next(s for s in self._sources if f" {name}(" in s)
+
+        def call(grid: Any, block: int, *tensors: torch.Tensor, shared: int = 0,
+                 cluster: int = 1) -> None:  # fmt: skip
+            sizes = grid if isinstance(grid, tuple) else (grid,)
+            cuda_emulator.launch(source, name, sizes, block, list(tensors), shared, cluster)
+
+        return call
+
+
+class CppKernels:
+    """`kernels.NAME(*tensors)` of the C++ sources of a written region."""
+
+    def __init__(self, written: Written) -> None:
+        self._sources = list(written.files.values())
+
+    def __getattr__(self, name: str) -> Callable[..., None]:
+        source = next(s for s in self._sources if f" {name}(" in s)
+        function = getattr(build_cpp(source), name)
+        return lambda *tensors: function(*(ctypes.c_void_p(t.data_ptr()) for t in tensors))

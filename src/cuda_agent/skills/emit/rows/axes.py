@@ -8,6 +8,8 @@ size and from reductions to the rest, both ways through each op, until nothing c
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 from cuda_agent.graph.ir import Arg, Op, Ref, Region, Tensor
 from cuda_agent.skills.emit.rows.program import Unsupported, product
 
@@ -35,7 +37,7 @@ def reduced_dims(op: Op, rank: int) -> tuple[int, ...]:
     overload = op.target.split(".")[-1]
     position = 2 if op.name in ("linalg_vector_norm", "norm") else 1
     dim: Arg = op.args[position] if len(op.args) > position else op.kwarg("dim")
-    if dim is None or dim == () or overload == "default" and op.name in ("sum", "mean", "max"):
+    if dim is None or dim == () or (overload == "default" and op.name in ("sum", "mean", "max")):
         return tuple(range(rank))
     dims = dim if isinstance(dim, tuple) else (dim,)
     return tuple(sorted(int(d) % max(rank, 1) for d in dims if isinstance(d, int)))
@@ -68,10 +70,10 @@ class AxisMaps:
             t.shape for t in region.values.values() if t.numel == count and count > 1
         ]
         cuts = sorted({p for shape in shapes for p in suffix_products(shape)})
-        if any(high % low for low, high in zip(cuts, cuts[1:])):
+        if any(high % low for low, high in pairwise(cuts)):
             raise Unsupported("shapes of the region do not refine one another")
         self._cuts = cuts[::-1]
-        self.sizes = tuple(high // low for high, low in zip(self._cuts, self._cuts[1:]))
+        self.sizes = tuple(high // low for high, low in pairwise(self._cuts))
         space_map = self.full_map(region.space)
         self.reduced = frozenset(a for d in region.reduce_dims for a in space_map[d])
         self.maps: dict[str, DimMap] = {}
@@ -133,7 +135,9 @@ class AxisMaps:
     def _spread(self) -> None:
         changed = True
         while changed:
-            changed = any([self._relate(op) for op in self.region.ops])
+            changed = False
+            for op in self.region.ops:
+                changed |= self._relate(op)
 
     def _relate(self, op: Op) -> bool:
         """Carry maps through one op; True when one was added."""
@@ -169,7 +173,10 @@ class AxisMaps:
             result: DimMap = tuple(() if d in reduced else axes for d, axes in enumerate(dims))
         else:
             result = tuple(axes for d, axes in enumerate(dims) if d not in reduced)
-        return any([self._set(name, result) for name in op.outputs if name])
+        changed = False
+        for name in op.outputs:
+            changed |= bool(name) and self._set(name, result)
+        return changed
 
     def _relate_norm(self, op: Op) -> bool:
         source = next(op.refs())

@@ -15,7 +15,8 @@ from typing import Literal
 
 from cuda_agent.skills.emit.expressions import preamble
 from cuda_agent.skills.emit.math_cpp import PROLOGUE
-from cuda_agent.skills.emit.rows.cpp_kernel import NAN_MINMAX, CppBody
+from cuda_agent.skills.emit.rows.cpp_kernel import CppBody
+from cuda_agent.skills.emit.rows.cpp_text import NAN_MINMAX
 from cuda_agent.skills.emit.rows.passes import fuse_online, plan_passes
 from cuda_agent.skills.emit.rows.program import RowProgram
 from cuda_agent.skills.emit.types import storage_type

@@ -90,7 +90,7 @@ class _Writer:
         last = stage is not None and stage == len(passes)
         body = KernelBody(self.plan, self.schedule)
         self.index_type = body.col_type
-        out, merge = body.out, _Merge(body, self.schedule, self.program)
+        merge = _Merge(body, self.schedule, self.program)
         self._indices(body, whole_row=last)
         body.declare_bases(passes if stage is None else passes[stage : stage + 1])
         writer = self._writer(merged_only=last)
@@ -293,7 +293,8 @@ class _Writer:
             if re.search(rf"\b{name}\b", text):
                 kind = "int" if name == "VEC" else (
                     "unsigned" if value < 2**31 else "unsigned long long")
-                lines.append(f"constexpr {kind} {name} = {value};" + (f"  // {note}" if note else ""))
+                comment = f"  // {note}" if note else ""
+                lines.append(f"constexpr {kind} {name} = {value};{comment}")
         return "\n".join(lines)
 
 

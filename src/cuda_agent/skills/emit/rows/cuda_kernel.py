@@ -43,7 +43,9 @@ class KernelBody(Emitter):
         self.looped = self.chunks > self.batch
         covered = -(-self.chunks // self.batch) * self.batch * schedule.step
         self.guarded = covered != columns
-        self.lane = "i" if schedule.vector > 1 else ""
+        # Whether elements of a chunk are looped over; row-level values are arrays of `i` as well.
+        self.loops_lanes = schedule.vector > 1 or schedule.column_layout
+        self.lane = "i" if self.loops_lanes else ""
         self.shared_bytes = 0
         self.tail = False
 
@@ -57,13 +59,13 @@ class KernelBody(Emitter):
 
     def declare_bases(self, passes: Iterable[Pass]) -> None:
         """Pointers to this thread's row for every elem-level operand that the passes touch."""
-        elem = [(s.operand, isinstance(s, Store)) for p in passes for s in (*p.loads, *p.stores)]
+        elem = [(s.operand, isinstance(s, Store)) for p in passes for s in p.memory]
         for step in self.program.steps:
             if isinstance(step, Pick):
                 elem += [(s.operand, False) for s in cone(self.program, (step.source,), frozenset())
                          if isinstance(s, Load)]
-        for operand, is_store in dict(elem).items():
-            access = self.access(operand, is_store=is_store)
+        for operand, store in dict(elem).items():
+            access = self.access(operand, is_store=store)
             self.tail = self.tail or access.has_tail
             self.out.add(access.declare_base())
 
@@ -71,16 +73,14 @@ class KernelBody(Emitter):
 
     def row_steps(self, steps: tuple[Step, ...], *, store: bool, writer: str) -> None:
         """Row-level steps; in the column layout once for each of the thread's rows."""
-        work = [s for s in steps if not isinstance(s, Store)]
+        work = [s for s in steps if isinstance(s, (Load, Map, Pick))]
         stores = [s for s in steps if isinstance(s, Store)] if store else []
         column = self.schedule.column_layout
         if column and work:
             for step in work:
-                name = c_name(step.value)  # type: ignore[union-attr]
-                self.out.add(f"{self.ctype(step.value)} {name}[VEC];")  # type: ignore[union-attr]
+                self.out.add(f"{self.ctype(step.value)} {c_name(step.value)}[VEC];")
             self._open_lanes()
         for step in work:
-            assert isinstance(step, (Load, Map, Pick))
             name, ctype = c_name(step.value), self.ctype(step.value)
             target = f"{name}[i]" if column else f"const {ctype} {name}"
             if isinstance(step, Pick):
@@ -98,9 +98,9 @@ class KernelBody(Emitter):
             self.out.open(f"if ({writer}) {{")
             if column:
                 self._open_lanes()
-            for step in stores:
-                access = self.access(step.operand, is_store=True)
-                value = self.stored(self.scope[step.source], step.source, step.operand.dtype)
+            for result in stores:
+                access = self.access(result.operand, is_store=True)
+                value = self.stored(self.scope[result.source], result.source, result.operand.dtype)
                 self.out.add(f"{access.row_element('i')} = {value};")
             if column:
                 self.out.close()
@@ -197,7 +197,7 @@ class KernelBody(Emitter):
     def _declare_kept(self, work: Pass, index: int) -> None:
         """Room for what later passes read again."""
         chunks = -(-self.chunks // self.batch) * self.batch
-        for step in (*work.loads, *work.maps):
+        for step in work.computed:
             if not self.kept_in(step.value, index):
                 continue
             name = c_name(step.value)
@@ -271,9 +271,8 @@ class KernelBody(Emitter):
                 base = self.ctype(map_.value)
                 pack = f"Pack<{base}, VEC>" if vector > 1 else base
                 self.out.add(f"{pack} {c_name(map_.value)}_here;")
-        if vector > 1:
-            self.out.add("#pragma unroll")
-            self.out.open("for (int i = 0; i < VEC; ++i) {")
+        if self.loops_lanes:
+            self._open_lanes()
             if self.tail:
                 self.out.open("if (col + i >= COLS) {")
                 self.out.add(*(f"{c_name(r.source)}_batch[u][i] = -{cuda_merge.INF};"
@@ -283,7 +282,7 @@ class KernelBody(Emitter):
         for value in lent:
             scope[value] = self._lent_text(value, shared, element)
         self._elements(work, scope, index, sums, online)
-        if vector > 1:
+        if self.loops_lanes:
             self.out.close()
         for store in packed:
             access = self.access(store.operand)
@@ -299,7 +298,7 @@ class KernelBody(Emitter):
     def _lent(self, work: Pass, index: int) -> list[str]:
         """Values kept by an earlier pass that this one reads."""
         names = [n for m in work.maps for n in m.refs]
-        names += [s.source for s in (*work.reduces, *work.stores)]
+        names += [s.source for s in work.consumers]
         kept = self.plan.kept
         return [n for n in dict.fromkeys(names) if n in kept and kept[n][0] < index]
 
@@ -318,7 +317,7 @@ class KernelBody(Emitter):
     ) -> None:
         """Element `i` of a chunk: values in order, then reductions and stores."""
         element = ".v[i]" if self.schedule.vector > 1 else ""
-        lane = "[i]" if self.schedule.vector > 1 else "[0]"
+        lane = "[i]" if self.loops_lanes else "[0]"
         for load in work.loads:
             part = element if self.access(load.operand).mode != "splat" else ""
             text = self.loaded(f"{c_name(load.value)}_raw[u]{part}", load.operand.dtype)
@@ -375,7 +374,7 @@ class KernelBody(Emitter):
         if reduce.kind == "max_expsum":
             self.out.add(f"float top = {into}.{names[0]};")
             self._batch(f"top = nan_max(top, {batch});", guard=False)
-            self.out.add(f"const float base = exp_base(top);",
+            self.out.add("const float base = exp_base(top);",
                          f"float total = {into}.{names[1]} * expf({into}.{names[0]} - base);")
             self._batch(f"total += expf({batch} - base);", guard=False)
             self.out.add(f"{into}.{names[0]} = top;", f"{into}.{names[1]} = total;")
@@ -398,7 +397,7 @@ class KernelBody(Emitter):
         self.out.add("#pragma unroll")
         self.out.open(f"for (int u = 0; u < {self.batch}; ++u) {{")
         condition = ""
-        if guard and self.guarded or guard and self.tail:
+        if (guard and self.guarded) or (guard and self.tail):
             chunk = "(k + u)" if self.looped else "u"
             if column:
                 first = f"{chunk} * PARTS + thread"

@@ -162,7 +162,8 @@ def members(program: RowProgram, reduce: Reduce, index_type: str) -> list[Member
                 *(Member(n, "float", "0.0f") for n in names)]
     if reduce.kind in ("argmax", "argmin"):
         worst = extreme(ctype, largest=reduce.kind == "argmin")
-        return [Member(names[0], ctype, worst), Member(names[1], index_type, "~0u" if index_type == "unsigned" else "~0ull")]
+        none = "~0u" if index_type == "unsigned" else "~0ull"
+        return [Member(names[0], ctype, worst), Member(names[1], index_type, none)]
     identity = {
         "sum": "0", "prod": "1", "any": "false", "all": "true",
         "max": extreme(ctype, largest=False), "min": extreme(ctype, largest=True),
@@ -224,7 +225,8 @@ def sums_struct(
               f"    __device__ void merge(const {name}& other) {{"]
     for reduce in reduces:
         lines += [f"        {line}" for line in merge_lines(program, reduce)]
-    lines += ["    }", "", "    // This struct as the lane at the other end of a butterfly holds it.",
+    lines += ["    }", "",
+              "    // This struct as the lane at the other end of a butterfly holds it.",
               f"    __device__ {name} from(int distance) const {{", f"        {name} other;"]
     for m in fields:
         cast = ("(int)", "(bool)") if m.ctype == "bool" else ("", "")

@@ -9,10 +9,12 @@ from cuda_agent.skills.emit.rows.program import Map, RowProgram, merge_axes
 from cuda_agent.skills.emit.types import Language
 
 # Variables of our kernels that a value's name must not hide.
-LOCALS = frozenset(
-    """thread col row slot live outer inner tile along part rank u k at here shared inside top base
-    count center spread batch chunk first last lane width take rest""".split()
-)
+LOCALS = frozenset({
+    "thread", "col", "row", "slot", "live", "outer", "inner", "tile", "along", "part", "rank",
+    "u", "k", "at", "here", "shared", "inside", "top", "base", "count", "center", "spread",
+    "batch", "chunk", "first", "last", "lane", "width", "take", "rest", "begin", "end", "gap",
+    "both", "share", "half",
+})
 
 
 def c_name(name: str) -> str:

@@ -7,6 +7,7 @@ is too long) is brought to the nearest schedule that does.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Literal
 
 from cuda_agent.skills.base import Knob, KnobSpace
 from cuda_agent.skills.emit.rows.cpp import CppSchedule
@@ -227,7 +228,7 @@ def cpp_schedule(program: RowProgram, knobs: Mapping[str, Knob]) -> CppSchedule:
         width = int(knobs["width"])
         keep = held * width <= STACK_BYTES
         return CppSchedule("columns", width, parallel=parallel, keep=keep)
-    layout = "chunks" if knobs["strategy"] == "chunks" else "rows"
+    layout: Literal["rows", "chunks"] = "chunks" if knobs["strategy"] == "chunks" else "rows"
     keep = layout == "rows" and bool(knobs.get("scratch", True)) and held <= STACK_BYTES
     # Rows that leave the second-level cache are read again from memory: one pass less counts.
     cached = program.columns * 4 <= 512 * 1024 and layout == "rows"

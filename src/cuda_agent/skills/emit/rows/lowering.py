@@ -409,7 +409,7 @@ def _group_norm(low: _Lowering, op: Op) -> None:
 
 
 def _batch_norm(low: _Lowering, op: Op) -> None:
-    """Batch statistics; the running ones are read by nothing here, their update is not supported."""
+    """Batch statistics. Updates of running statistics are not supported."""
     running = not op.target.endswith("no_stats")
     training, eps = (op.args[5], op.args[7]) if running else (op.args[3], op.args[5])
     stats = op.args[3:5] if running else ()

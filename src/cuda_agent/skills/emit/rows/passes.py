@@ -14,7 +14,6 @@ from cuda_agent.graph.ir import Op, Ref
 from cuda_agent.skills.emit.rows.program import (
     Load,
     Map,
-    Pick,
     Reduce,
     RowProgram,
     Step,
@@ -40,6 +39,18 @@ class Pass:
     reduces: tuple[Reduce, ...]
     stores: tuple[Store, ...]
     after: tuple[Step, ...]
+
+    @property
+    def memory(self) -> tuple[Load | Store, ...]:
+        return (*self.loads, *self.stores)
+
+    @property
+    def computed(self) -> tuple[Load | Map, ...]:
+        return (*self.loads, *self.maps)
+
+    @property
+    def consumers(self) -> tuple[Reduce | Store, ...]:
+        return (*self.reduces, *self.stores)
 
     @property
     def over_columns(self) -> bool:
@@ -68,7 +79,7 @@ def plan_passes(program: RowProgram, keep: Keep) -> Passes:
     available = _available(program)
     computed, kept = _place(program, available, keep)
     count = 1 + max((available[s.source] for s in program.steps
-                     if isinstance(s, Reduce) or isinstance(s, Store) and s.level == "elem"),
+                     if isinstance(s, Reduce) or (isinstance(s, Store) and s.level == "elem")),
                     default=0)
     passes = tuple(_one_pass(program, p, available, computed) for p in range(count))
     before = tuple(s for s in program.steps if _row_time(program, s, available) == 0)
@@ -103,7 +114,7 @@ def _place(
     computed: dict[str, set[int]] = {}
     kept: dict[str, tuple[int, int]] = {}
     for step in reversed(program.steps):
-        if isinstance(step, Reduce) or isinstance(step, Store) and step.level == "elem":
+        if isinstance(step, Reduce) or (isinstance(step, Store) and step.level == "elem"):
             needed.setdefault(step.source, set()).add(available[step.source])
         elif isinstance(step, (Load, Map)) and values[step.value].level == "elem":
             times = needed.get(step.value, set())
@@ -124,7 +135,8 @@ def _repeats(program: RowProgram, step: Load | Map, keep: Keep) -> bool:
     if keep == "none":
         return True
     if isinstance(step, Load):
-        return keep == "maps" or not any(step.operand.row_strides) and program.rows > 1  # a weight: in L1 by now
+        weight = not any(step.operand.row_strides) and program.rows > 1  # in L1 by now
+        return keep == "maps" or weight
     elems = [n for n in step.refs if program.values[n].level == "elem"]
     return len(elems) == 1 and (keep == "loads" or step.op.name in CHEAP)
 
@@ -237,7 +249,3 @@ def _rewritten(
             alive.append(step)
             needed.update(used(step))
     return replace(program, steps=tuple(reversed(alive)), values={**program.values, **values})
-
-
-def picks(program: RowProgram) -> tuple[Pick, ...]:
-    return tuple(s for s in program.steps if isinstance(s, Pick))

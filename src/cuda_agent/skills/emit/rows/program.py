@@ -154,7 +154,7 @@ class RowProgram:
 
     @property
     def operands(self) -> tuple[Operand, ...]:
-        return tuple(s.operand for s in (*self.loads, *self.stores))
+        return tuple(s.operand for s in self.steps if isinstance(s, (Load, Store)))
 
     def step_of(self, name: str) -> Step:
         return next(s for s in self.steps if name in defined(s))

@@ -97,7 +97,7 @@ def _shape(region: Region) -> str:
     return f"{dims} over dim{'s' if len(region.reduce_dims) > 1 else ''} {over}"
 
 
-@dataclass(frozen=True)
+@dataclass
 class RowSkill:
     """A skill that takes the rowwise regions for which `wants` says so.
 
