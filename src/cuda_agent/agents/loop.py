@@ -12,13 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from cuda_agent.errors import (
-    CandidateError,
-    CaptureError,
-    CompileFailure,
-    HarnessError,
-    SettingsError,
-)
+from cuda_agent.errors import CandidateError, HarnessError, SettingsError
 from cuda_agent.policies import Conversation, Plan, PlanSpace, Policy, Step, ToolCall, cost
 from cuda_agent.records import Candidate, Episode, Turn, Verdict
 from cuda_agent.store import Store
@@ -63,18 +57,25 @@ class Room:
     assemble: Assemble
     worker: Evaluator
 
-    def answer(self, call: ToolCall) -> tuple[Step, Candidate | None, bool]:
-        """(step, candidate, whether it was measured now) for an `apply_plan`."""
+    def answer(self, call: ToolCall) -> tuple[Step, Candidate | None]:
+        """What an `apply_plan` leads to, and the candidate that it made."""
         if call.name != "apply_plan" or not isinstance(call.arguments.get("plan"), dict):
-            return Step(call, INVALID_PLAN, detail=f"no tool {call.name!r} here"), None, False
+            return Step(call, INVALID_PLAN, detail=f"no tool {call.name!r} here"), None
         try:
             candidate = self.assemble(call.arguments["plan"])
-        except (SettingsError, CandidateError, CaptureError, NotImplementedError) as error:
-            return Step(call, INVALID_PLAN, detail=str(error)), None, False
-        known = self.store.verdict(self.problem_hash, candidate.hash, self.settings_key)
-        verdict = known or self._measure(candidate)
+        except (SettingsError, CandidateError) as error:
+            return Step(call, INVALID_PLAN, detail=str(error)), None
+        try:
+            verdict, known = self.verdict(candidate)
+        except HarnessError as error:
+            return Step(call, "harness_error", detail=str(error)), candidate
         detail = "same sources as an earlier plan" if known else verdict.feedback
-        return Step(call, verdict.status, verdict, detail), candidate, known is None
+        return Step(call, verdict.status, verdict, detail), candidate
+
+    def verdict(self, candidate: Candidate) -> tuple[Verdict, bool]:
+        """(the candidate's verdict, whether it was known). Raises HarnessError."""
+        known = self.store.verdict(self.problem_hash, candidate.hash, self.settings_key)
+        return (self._measure(candidate), False) if known is None else (known, True)
 
     def _measure(self, candidate: Candidate) -> Verdict:
         self.store.put_candidate(self.run_id, candidate)
@@ -89,7 +90,7 @@ def evaluate(worker: Evaluator, candidate: Candidate) -> Verdict:
         last = attempt == _ATTEMPTS - 1
         try:
             verdict = worker.evaluate(candidate)
-        except (HarnessError, CompileFailure):
+        except HarnessError:
             if last:
                 raise
             continue
@@ -110,8 +111,8 @@ def run_episode(
 ) -> Episode:
     """Plays until the policy submits or a limit is reached; continues the run's stored episode.
 
-    Raises what assembling or measuring raises beyond a bad plan (HarnessError, OutputError), and
-    KeyboardInterrupt; the turns before are stored then.
+    Raises OutputError when the store cannot be written, and lets KeyboardInterrupt through; the
+    turns before are stored then.
     """
     stored = room.store.episode(room.run_id)
     episode = stored or Episode(room.problem_hash, policy.name, seed)
@@ -121,7 +122,7 @@ def run_episode(
         if call.name == "submit":
             break
         start = time.monotonic()
-        step, candidate, _ = room.answer(call)
+        step, candidate = room.answer(call)
         conversation += step
         episode = _extended(episode, step, candidate, time.monotonic() - start, room.store)
         room.store.put_episode(room.run_id, episode)

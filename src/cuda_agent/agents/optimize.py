@@ -1,0 +1,256 @@
+"""An instance in, the fastest audited candidate out: probe, capture, search, audit.
+
+Every step is in the store as soon as it is done, so that the same run called again continues.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, Protocol
+
+from cuda_agent import policies
+from cuda_agent.agents.loop import Limits, Room, evaluations, ranking, run_episode
+from cuda_agent.agents.planner import Planner
+from cuda_agent.errors import HarnessError, ProblemError, SettingsError
+from cuda_agent.evaluation import Settings
+from cuda_agent.policies import Step, cost
+from cuda_agent.problems import Instance, probe
+from cuda_agent.records import Candidate, Episode, Precision, Track, Verdict, content_hash
+from cuda_agent.store import Store
+from cuda_agent.targets import DeviceFacts
+from cuda_agent.workers import InlineWorker
+
+AUDITED = 2
+"""Correct audits wanted: the best by screen may only have been lucky."""
+
+MAX_AUDITS = 4
+"""Audits at most, when the first ones turn out wrong."""
+
+AUDIT_SHARE, AUDIT_RESERVE_S = 0.4, 60.0
+"""Of --minutes, kept for the audits: this share, but no more than so many seconds."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """What a person chooses. `minutes` bounds search and audits together."""
+
+    target: str
+    policy: str = "search"
+    budget: int = 16
+    minutes: float | None = None
+    precision: Precision = "strict"
+    track: Track = "library"
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.budget < 1:
+            raise SettingsError(f"the budget is {self.budget}; it must be at least 1 evaluation.")
+        if self.minutes is not None and self.minutes <= 0:
+            raise SettingsError(f"minutes is {self.minutes:g}; it must be above 0.")
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @property
+    def settings(self) -> Settings:
+        return Settings(
+            target=self.target, tier="screen", track=self.track, precision=self.precision
+        )
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """`candidate` is None where nothing was correct; `verdict` then is that of the last failure.
+
+    `faster`: the 95% intervals of the speed-ups over eager and torch.compile (where measured) lie
+    above 1. `interrupted`: Ctrl-C ended it; the verdict may then be of the screen tier.
+    """
+
+    candidate: Candidate | None
+    verdict: Verdict | None
+    faster: bool
+    episode: Episode
+    evaluations: int
+    interrupted: bool = False
+
+
+class Observer(Protocol):
+    """Is told how far it is."""
+
+    def stage(self, text: str) -> None: ...
+
+    def turn(self, evaluations: int, budget: int, step: Step) -> None: ...
+
+
+class Silent:
+    """Observer that says nothing."""
+
+    def stage(self, text: str) -> None:
+        pass
+
+    def turn(self, evaluations: int, budget: int, step: Step) -> None:
+        pass
+
+
+class Worker(Protocol):
+    def evaluate(self, candidate: Candidate, tier: Any = None) -> Verdict: ...
+
+    def close(self) -> None: ...
+
+
+MakeWorker = Callable[[Instance, Settings, Path], Worker]
+
+
+def inline_worker(instance: Instance, settings: Settings, cache: Path) -> Worker:
+    return InlineWorker(instance.problem, instance, settings, cache_dir=cache)
+
+
+def cache_dir() -> Path:
+    """Where compiled kernels and baselines' times are kept."""
+    return Path(os.environ.get("CUDA_AGENT_CACHE") or Path.home() / ".cache" / "cuda-agent")
+
+
+def refuse_unsound(instance: Instance) -> None:
+    """Raises ProblemError with the reasons why the problem cannot be judged."""
+    found = probe(instance)
+    if found:
+        reasons = " ".join(f"{f.detail} ({f.id})" for f in found)
+        raise ProblemError(f"{instance.problem.name} cannot be judged: {reasons}")
+
+
+def optimize_instance(
+    instance: Instance,
+    facts: DeviceFacts,
+    options: Options,
+    store: Store,
+    run_id: str,
+    *,
+    observer: Observer | None = None,
+    make_worker: MakeWorker = inline_worker,
+) -> Outcome:
+    """Searches, then audits the best. Continues what the store holds of this run.
+
+    The problem is taken as sound (see refuse_unsound). Raises CaptureError; OutputError when the
+    store cannot be written. Ctrl-C ends it early with what there is.
+    """
+    tell = observer or Silent()
+    start = time.monotonic()
+    tell.stage("capturing the graph")
+    planner = Planner.make(instance, facts)
+    store.put_note(run_id, "regions", planner.regions())
+    screen = _key(options.settings, run_id)
+    audit = _key(replace(options.settings, tier="audit"), run_id)
+    worker = _Lazy(lambda: make_worker(instance, options.settings, cache_dir()))
+    interrupted = False
+    audited: list[tuple[Candidate, Verdict]] = []
+    try:
+        room = Room(
+            store, run_id, screen, instance.problem.hash, planner.assemble, _Tier(worker, "screen")
+        )
+        policy = policies.get(options.policy, options.seed)
+        limits = Limits(options.budget, _deadline(options, start))
+        run_episode(
+            policy, room, planner.space, planner.default, limits, seed=options.seed,
+            on_turn=lambda done, step: tell.turn(done, options.budget, step),
+        )
+        final = replace(room, settings_key=audit, worker=_Tier(worker, "audit"))
+        _audit(final, ranking(_episode(store, run_id, instance, options), store), audited, tell)
+    except KeyboardInterrupt:
+        interrupted = True
+    finally:
+        worker.close()
+    episode = _episode(store, run_id, instance, options)
+    candidate, verdict = _choose(audited, episode, store, interrupted)
+    faster = candidate is not None and verdict is not None and is_faster(verdict)
+    return Outcome(candidate, verdict, faster, episode, evaluations(episode), interrupted)
+
+
+def is_faster(verdict: Verdict) -> bool:
+    """The lower ends of the speed-ups over eager and torch.compile, where measured, exceed 1."""
+    measured = [verdict.speedup.get(name) for name in ("eager", "compile_default")]
+    lows = [interval.low for interval in measured if interval is not None]
+    return verdict.ok and bool(lows) and min(lows) > 1
+
+
+class _Lazy:
+    """A worker that starts with its first candidate: a finished run needs none."""
+
+    def __init__(self, make: Callable[[], Worker]) -> None:
+        self._make = make
+        self._worker: Worker | None = None
+
+    def evaluate(self, candidate: Candidate, tier: Any = None) -> Verdict:
+        if self._worker is None:
+            self._worker = self._make()
+        return self._worker.evaluate(candidate, tier=tier)
+
+    def close(self) -> None:
+        if self._worker is not None:
+            self._worker.close()
+
+
+class _Tier:
+    """A worker that judges under one tier."""
+
+    def __init__(self, worker: _Lazy, tier: str) -> None:
+        self._worker, self._tier = worker, tier
+
+    def evaluate(self, candidate: Candidate) -> Verdict:
+        return self._worker.evaluate(candidate, tier=self._tier)
+
+
+def _key(settings: Settings, run_id: str) -> str:
+    """Measurements belong to one run: another one may find the machine in another state."""
+    return content_hash(settings.key, run_id)
+
+
+def _deadline(options: Options, start: float) -> float | None:
+    if options.minutes is None:
+        return None
+    seconds = options.minutes * 60
+    return start + seconds - min(AUDIT_RESERVE_S, AUDIT_SHARE * seconds)
+
+
+def _episode(store: Store, run_id: str, instance: Instance, options: Options) -> Episode:
+    stored = store.episode(run_id)
+    return stored or Episode(instance.problem.hash, options.policy, options.seed)
+
+
+def _audit(
+    room: Room,
+    ranked: Sequence[tuple[Candidate, Verdict]],
+    audited: list[tuple[Candidate, Verdict]],
+    tell: Observer,
+) -> None:
+    """Appends to `audited`, which so survives an interrupt."""
+    for candidate, _ in ranked[:MAX_AUDITS]:
+        correct = sum(verdict.ok for _, verdict in audited)
+        if correct == AUDITED:
+            return
+        tell.stage(f"audit {correct + 1} of {min(AUDITED, len(ranked))}")
+        try:
+            audited.append((candidate, room.verdict(candidate)[0]))
+        except HarnessError as error:
+            tell.stage(f"audit failed: {error}")
+
+
+def _choose(
+    audited: Sequence[tuple[Candidate, Verdict]],
+    episode: Episode,
+    store: Store,
+    interrupted: bool,
+) -> tuple[Candidate | None, Verdict | None]:
+    correct = [(c, v) for c, v in audited if v.ok]
+    if correct:
+        return min(correct, key=lambda pair: cost(pair[1]) or float("inf"))
+    ranked = ranking(episode, store)
+    if ranked and (interrupted or not audited):
+        return ranked[0]
+    if audited:
+        return None, audited[-1][1]
+    hashes = [turn.verdict_hash for turn in episode.turns if turn.verdict_hash]
+    return None, store.verdict_by_hash(hashes[-1]) if hashes else None

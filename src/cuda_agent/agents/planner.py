@@ -1,0 +1,52 @@
+"""One problem on one device, as plans: captured once, then any plan becomes a candidate."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from cuda_agent.agents import workspace
+from cuda_agent.graph import Graph, capture
+from cuda_agent.policies import Plan, PlanSpace
+from cuda_agent.problems import Instance
+from cuda_agent.records import Candidate
+from cuda_agent.targets import DeviceFacts
+
+
+@dataclass(frozen=True)
+class Planner:
+    """`space` holds every plan, `default` the one of the skills' own defaults."""
+
+    instance: Instance
+    graph: Graph
+    facts: DeviceFacts
+    space: PlanSpace
+    default: Plan
+
+    @classmethod
+    def make(cls, instance: Instance, facts: DeviceFacts) -> Planner:
+        """Captures the module; nothing of it is run. Raises CaptureError."""
+        inputs = instance.inputs(instance.seed)
+        graph = capture(instance.model, inputs, fold=True)
+        if not graph.derived:
+            graph = capture(instance.model, inputs, fold=False)
+        space = PlanSpace.from_json(workspace.plan_space(graph, facts))
+        default = space.complete(workspace.default_plan(graph, facts))
+        return cls(instance, graph, facts, space, default)
+
+    def assemble(self, plan: Plan) -> Candidate:
+        """Raises SettingsError for a plan outside the space or that cannot be written."""
+        full = self.space.complete(plan)
+        return workspace.assemble(self.instance.problem, self.graph, full, self.facts)
+
+    def regions(self) -> list[dict[str, Any]]:
+        """What each region computes, JSON-ready, for reports."""
+        return [
+            {
+                "id": region.id, "kind": region.kind, "ops": list(region.op_names),
+                "space": list(region.space), "reduce_dims": list(region.reduce_dims),
+                "bytes_moved": region.bytes_moved,
+                "skills": list(self.space.regions.get(region.id, {})),
+            }
+            for region in self.graph.regions
+        ]

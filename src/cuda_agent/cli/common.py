@@ -1,0 +1,135 @@
+"""What the verbs share: options, where runs are kept, how a verdict is shown."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, get_args
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from cuda_agent import targets
+from cuda_agent.benchmark.plots import number
+from cuda_agent.benchmark.report import speedup_rows
+from cuda_agent.records import DTYPES, Precision, Problem, Track, Verdict
+from cuda_agent.targets import Target
+
+TARGETS = ("auto", "cuda", "cpu")
+
+
+def add_problem_options(parser: argparse.ArgumentParser, *, resumable: bool = False) -> None:
+    """Options of every verb that judges. A default is in the help and not in the parser, so that
+    what was typed can be told from what was not."""
+    parser.add_argument(
+        "problem", metavar="PROBLEM", nargs="?" if resumable else None,
+        help="KernelBench-format file, or package.module:Class with --inputs",
+    )
+    _choice(parser, "--target", TARGETS)
+    _choice(parser, "--dtype", DTYPES)
+    _choice(parser, "--precision", get_args(Precision))
+    _choice(parser, "--track", get_args(Track))
+    parser.add_argument(
+        "--inputs", metavar="SPECS", help='inputs of forward, e.g. "randn(8,512,1024); randn(8)"'
+    )
+    parser.add_argument(
+        "--json", action="store_true",
+        help="one JSON document on standard output, progress on standard error",
+    )
+
+
+def _choice(parser: argparse.ArgumentParser, name: str, options: tuple[str, ...]) -> None:
+    parser.add_argument(name, choices=options, help=f"default: {options[0]}")
+
+
+def add_runs_option(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--runs", type=Path, metavar="DIR", help="where runs are kept ($CUDA_AGENT_RUNS, or ./runs)"
+    )
+
+
+def runs_dir(args: argparse.Namespace) -> Path:
+    return args.runs or Path(os.environ.get("CUDA_AGENT_RUNS") or "runs")
+
+
+def size_for(target: Target) -> str:
+    """Which shapes of our own suite's files suit a target."""
+    return "gpu" if target.name == "cuda" else "cpu"
+
+
+def resolve_target(name: str | None) -> Target:
+    """Raises TargetUnavailable with the reason."""
+    return targets.resolve(name or "auto")
+
+
+def load(args: argparse.Namespace, target: Target) -> Problem:
+    """Raises ProblemError."""
+    from cuda_agent.problems import load_problem
+
+    return load_problem(
+        args.problem, inputs=args.inputs, dtype=args.dtype or DTYPES[0], size=size_for(target)
+    )
+
+
+@contextlib.contextmanager
+def only_json_on_stdout(active: bool) -> Iterator[None]:
+    """A problem file may print while it is loaded; with --json that goes to standard error."""
+    if not active:
+        yield
+        return
+    with contextlib.redirect_stdout(sys.stderr):
+        yield
+
+
+def write_json(document: dict[str, Any]) -> None:
+    json.dump(document, sys.stdout, indent=1)
+    sys.stdout.write("\n")
+
+
+def show_verdict(verdict: Verdict, console: Console) -> None:
+    """Status, error, and a table of times and speed-ups."""
+    if not verdict.ok:
+        console.print(f"[red]{verdict.status}[/]: {escape(verdict.feedback.strip())}")
+    for finding in verdict.findings:
+        console.print(f"[yellow]{escape(finding.id)}[/] {escape(finding.detail)}")
+    if verdict.error is not None:
+        console.print(describe_error(verdict))
+    if verdict.timing is not None:
+        console.print(_times(verdict))
+    if verdict.external_ops:
+        console.print(f"not our own kernels: {escape(', '.join(verdict.external_ops))}")
+
+
+def describe_error(verdict: Verdict) -> str:
+    error = verdict.error
+    if error is None:
+        return "error not measured"
+    own = "" if error.eager is None else f" (eager itself: {error.eager:.1e})"
+    return (
+        f"relative error {error.relative:.1e} against {escape(error.against)}{own}, "
+        f"{error.inputs_checked} inputs checked"
+    )
+
+
+def _times(verdict: Verdict) -> Table:
+    title = f"{verdict.problem} on {verdict.target}, {verdict.dtype}, {verdict.precision}"
+    table = Table(title=f"{title}, {verdict.tier}", title_justify="left")
+    table.add_column("version")
+    for name in ("median ms", "95% interval", "speed-up", "95% interval"):
+        table.add_column(name, justify="right")
+    for row in speedup_rows(verdict):
+        timing, speedup = row["timing"], row["speedup"]
+        table.add_row(
+            f"[bold]{row['label']}" if row["ours"] else row["label"],
+            "not measured" if timing is None else number(timing.median_ms),
+            "" if timing is None else f"{number(timing.low_ms)} – {number(timing.high_ms)}",
+            "" if speedup is None else f"{speedup.value:.3f}×",
+            "" if speedup is None else f"{speedup.low:.3f} – {speedup.high:.3f}",
+        )
+    return table

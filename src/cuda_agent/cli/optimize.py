@@ -1,0 +1,206 @@
+"""`cuda-agent optimize PROBLEM`: search for faster kernels, audit the best, write a solution."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import time
+from pathlib import Path
+from typing import Any, get_args
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from cuda_agent.agents.optimize import Options, Outcome, optimize_instance, refuse_unsound
+from cuda_agent.agents.solution import check_out, solution_files, write_solution
+from cuda_agent.benchmark.report import from_store, region_rows, render
+from cuda_agent.cli import INTERRUPTED, NOT_FASTER, SUCCESS, common
+from cuda_agent.cli.progress import Reporter
+from cuda_agent.errors import OutputError, SettingsError
+from cuda_agent.policies import POLICIES
+from cuda_agent.problems import Instance, materialize
+from cuda_agent.records import DTYPES, Precision, Run, Track
+from cuda_agent.store import Store, new_run_id
+from cuda_agent.targets import Target
+
+BUDGET = 16
+# Options that a resumed run keeps; the others may be given anew.
+_KEPT = ("target", "policy", "dtype", "precision", "track", "seed")
+
+
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    parser = subparsers.add_parser(
+        "optimize", help="find faster kernels for a module", description=__doc__
+    )
+    common.add_problem_options(parser, resumable=True)
+    parser.add_argument(
+        "--policy", help=f"{', '.join(POLICIES)}, or package.module:Class; default: search"
+    )
+    parser.add_argument(
+        "--budget", type=int, metavar="N", help=f"evaluations at most; default: {BUDGET}"
+    )
+    parser.add_argument("--minutes", type=float, metavar="M", help="time limit; default: none")
+    parser.add_argument("--seed", type=int, metavar="S", help="of policy and weights; default: 0")
+    parser.add_argument(
+        "--out", type=Path, metavar="DIR", help="default: solutions/<problem's name>"
+    )
+    parser.add_argument("--resume", metavar="RUN", help="continue a run; nothing is measured twice")
+    common.add_runs_option(parser)
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """0 faster, 1 not, 130 after Ctrl-C with the best so far kept."""
+    store = Store(common.runs_dir(args))
+    with common.only_json_on_stdout(args.json):
+        record, instance, target = _resumed(args, store) if args.resume else _new(args)
+        out = Path(record.settings["out"])
+        check_out(out)
+        with store.hold(record.id):
+            store.put_run(record)
+            try:
+                outcome = _search(record, instance, target, store, Console(stderr=True))
+                _keep(record, outcome, store, out)
+            except (KeyboardInterrupt, OutputError):
+                _say_how_to_resume(record.id, args)
+                raise
+    if args.json:
+        verdict = None if outcome.verdict is None else outcome.verdict.to_json()
+        common.write_json(
+            {
+                "verdict": verdict, "solution": str(out) if outcome.candidate else None,
+                "run": record.id, "evaluations": outcome.evaluations,
+            }
+        )
+    else:
+        _show(record, outcome, store, out)
+    if outcome.interrupted:
+        _say_how_to_resume(record.id, args)
+        return INTERRUPTED
+    return SUCCESS if outcome.faster else NOT_FASTER
+
+
+def _new(args: argparse.Namespace) -> tuple[Run, Instance, Target]:
+    if args.problem is None:
+        raise SettingsError("name a PROBLEM (a file, or package.module:Class), or --resume RUN.")
+    target = common.resolve_target(args.target)
+    settings = {
+        "target": target.name, "policy": args.policy or "search",
+        "budget": BUDGET if args.budget is None else args.budget, "minutes": args.minutes,
+        "dtype": args.dtype or DTYPES[0],
+        "precision": args.precision or get_args(Precision)[0],
+        "track": args.track or get_args(Track)[0], "seed": args.seed or 0, "out": None,
+    }
+    options = _options(settings)
+    problem = common.load(args, target)
+    settings["out"] = str(args.out or Path("solutions") / problem.name)
+    check_out(Path(settings["out"]))
+    instance = materialize(problem, target.torch_device(), seed=options.seed)
+    refuse_unsound(instance)
+    created = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime())
+    record = Run(
+        new_run_id(problem.name), "optimize", problem, settings, created, target.environment()
+    )
+    return record, instance, target
+
+
+def _resumed(args: argparse.Namespace, store: Store) -> tuple[Run, Instance, Target]:
+    record = store.run(args.resume)
+    if record.command != "optimize" or record.problem.kind != "file":
+        raise SettingsError(f"run {record.id} is not one of `cuda-agent optimize PROBLEM`.")
+    for name in _KEPT:
+        given = getattr(args, name)
+        if given not in (None, "auto", record.settings[name]):
+            raise SettingsError(
+                f"run {record.id} was started with --{name} {record.settings[name]}, not {given}; "
+                "start a new run for that."
+            )
+    target = common.resolve_target(record.settings["target"])
+    if args.problem is not None:
+        args.dtype = record.problem.dtype
+        if common.load(args, target).hash != record.problem.hash:
+            raise SettingsError(
+                f"{args.problem} is not, or no longer, the problem of run {record.id} "
+                f"({record.problem.origin}); start a new run."
+            )
+    anew = {
+        "budget": args.budget, "minutes": args.minutes,
+        "out": None if args.out is None else str(args.out),
+    }
+    settings = {**record.settings, **{k: v for k, v in anew.items() if v is not None}}
+    _options(settings)
+    instance = materialize(record.problem, target.torch_device(), seed=settings["seed"])
+    return dataclasses.replace(record, settings=settings, finished=False), instance, target
+
+
+def _options(settings: dict[str, Any]) -> Options:
+    names = {field.name for field in dataclasses.fields(Options)}
+    options = Options(**{k: v for k, v in settings.items() if k in names})
+    if ":" not in options.policy and options.policy not in POLICIES:
+        raise SettingsError(
+            f"there is no policy {options.policy!r}; choose from {', '.join(POLICIES)}."
+        )
+    return options
+
+
+def _search(
+    record: Run, instance: Instance, target: Target, store: Store, console: Console
+) -> Outcome:
+    options = _options(record.settings)
+    with Reporter(console, record, options.budget) as reporter:
+        return optimize_instance(
+            instance, target.facts(), options, store, record.id, observer=reporter
+        )
+
+
+def _keep(record: Run, outcome: Outcome, store: Store, out: Path) -> None:
+    """The result into the store, then the solution with its report to `out`."""
+    candidate, verdict = outcome.candidate, outcome.verdict
+    result = {
+        "candidate": candidate.hash if candidate else None,
+        "verdict": verdict.hash if verdict else None,
+        "faster": outcome.faster, "out": str(out) if candidate else "",
+    }
+    store.put_note(record.id, "result", result)
+    store.put_run(dataclasses.replace(record, finished=not outcome.interrupted))
+    if candidate is not None and verdict is not None:
+        page = render(from_store(store, record.id))
+        write_solution(out, solution_files(record.problem, candidate), verdict, page)
+
+
+def _say_how_to_resume(run_id: str, args: argparse.Namespace) -> None:
+    runs = f" --runs {args.runs}" if args.runs else ""
+    Console(stderr=True, highlight=False, soft_wrap=True).print(
+        f"run {run_id} is stored; continue with: cuda-agent optimize --resume {run_id}{runs}"
+    )
+
+
+def _show(record: Run, outcome: Outcome, store: Store, out: Path) -> None:
+    console = Console(highlight=False)
+    if outcome.verdict is None:
+        console.print("nothing was measured")
+        return
+    common.show_verdict(outcome.verdict, console)
+    if outcome.candidate is None:
+        console.print(
+            f"no correct solution in {outcome.evaluations} evaluations; run {record.id} keeps them"
+        )
+        return
+    table = Table("region", "skill", "knobs", "operations", title="Kernels", title_justify="left")
+    for row in region_rows(store.note(record.id, "regions") or [], outcome.candidate):
+        if row["kind"] != "view":
+            table.add_row(row["id"], row["skill"], escape(row["knobs"]), escape(row["ops"]))
+    console.print(table)
+    if outcome.verdict.tier != "audit":
+        console.print("[yellow]not audited yet: these are screen figures")
+    if not outcome.faster and not outcome.interrupted:
+        console.print(
+            "[yellow]no solution faster than eager and torch.compile was found; "
+            "this is the best correct one"
+        )
+    console.print(f"solution: {out}", soft_wrap=True)
+    console.print(f"report:   {out / 'report.html'}", soft_wrap=True)
+    console.print(f"run:      {record.id} ({outcome.evaluations} evaluations)", soft_wrap=True)
+
+
