@@ -274,4 +274,5 @@ def _output_kind(exported: torch.export.ExportedProgram) -> Literal["tensor", "t
     children = spec.children() if callable(getattr(spec, "children", None)) else spec.children_specs
     if spec.type in (tuple, list) and all(child.is_leaf() for child in children):
         return "tuple" if spec.type is tuple else "list"
-    raise CaptureError("forward returns a nested or named structure; return a flat tuple of tensors")
+    raise CaptureError(
+        "forward returns a nested or named structure; return a flat tuple of tensors")

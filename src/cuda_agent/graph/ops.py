@@ -5,6 +5,8 @@ Names are without namespace and overload. An op in none of these sets stays a to
 
 from __future__ import annotations
 
+# ruff: noqa: SIM905
+
 from cuda_agent.graph.ir import Arg, Op, Ref, Tensor
 
 # Elementwise over the broadcast shape of their operands. `clone` is a copy that changes layout;
@@ -56,7 +58,7 @@ RANDOM = frozenset(
 
 
 def is_pointwise(op: Op) -> bool:
-    return op.name in POINTWISE and not (op.name == "where" and not op.target.endswith("where.self"))
+    return op.name in POINTWISE and (op.name != "where" or op.target == "aten.where.self")
 
 
 def first_input(op: Op, values: dict[str, Tensor]) -> Tensor:

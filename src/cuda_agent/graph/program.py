@@ -130,7 +130,7 @@ class Rewriter:
         return isinstance(ref, Ref) and self.users.get(ref.name, 0) <= 1
 
     def substitute(self, old: str, new: Arg) -> bool:
-        """Let `new` stand for `old` from here on. False, and nothing done, if its layout differs."""
+        """Let `new` stand for `old` from here on. False, and nothing done, if layouts differ."""
         assert isinstance(new, Ref)
         if not same_layout(self.values[old], self.values[new.name]):
             return False
@@ -202,7 +202,8 @@ def infer(
         if target.split(".")[1] in FACTORIES:
             keywords.setdefault("device", "cpu")
         result = overload(target)(
-            *(decode(a, lookup) for a in args), **{k: decode(v, lookup) for k, v in keywords.items()}
+            *(decode(a, lookup) for a in args),
+            **{k: decode(v, lookup) for k, v in keywords.items()},
         )
     results = result if isinstance(result, (tuple, list)) else (result,)
     return tuple(describe("", r) for r in results)

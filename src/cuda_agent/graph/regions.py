@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Sequence
+from itertools import pairwise
 
 from cuda_agent.graph.ir import Op, Region, Tensor
 from cuda_agent.graph.ops import NULLARY
@@ -96,7 +97,7 @@ class _Clusters:
             for name in op.refs():
                 readers.setdefault(name, []).append(i)
         for name, indices in readers.items():
-            for i, j in zip(indices, indices[1:]):
+            for i, j in pairwise(indices):
                 a, b = self.of[i], self.of[j]
                 if a == b or self._path(a, b) or self._path(b, a):
                     continue
@@ -150,10 +151,9 @@ class _Clusters:
         inside = set(members)
         names: set[str] = set()
         for i in members:
-            read_outside = {
-                name for user in self.users[i] if user not in inside for name in self.ops[user].refs()
-            }
-            names |= {n for n in self.ops[i].outputs if n and (n in read_outside or n in self.final)}
+            readers = [self.ops[user] for user in self.users[i] if user not in inside]
+            wanted = self.final | {name for op in readers for name in op.refs()}
+            names |= {name for name in self.ops[i].outputs if name and name in wanted}
         return names
 
     def ordered(self) -> list[int]:

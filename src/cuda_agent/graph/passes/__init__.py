@@ -8,7 +8,17 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from cuda_agent.graph.ir import Derived, Op
-from cuda_agent.graph.passes import canonical, common, noop, products, totals, views
+from cuda_agent.graph.passes import (
+    algebra,
+    canonical,
+    common,
+    constants,
+    fold,
+    noop,
+    products,
+    totals,
+    views,
+)
 from cuda_agent.graph.program import Program, Rewriter
 
 Rule = Callable[[Rewriter, Op], bool]
@@ -20,12 +30,15 @@ MAX_ROUNDS = 40
 def run_passes(program: Program, *, fold_parameters: bool = False) -> tuple[Derived, ...]:
     """Rewrite `program` in place. Returns the values to compute once, none unless asked for."""
     program.prune()
-    _until_stable(program, [canonical.rule, noop.rule])
+    _until_stable(program, [canonical.rule, noop.rule, constants.rule])
+    if fold_parameters:
+        _until_stable(program, [fold.batch_norm_rule, noop.rule])
+    _until_stable(program, [algebra.rule, noop.rule, constants.rule])
     _until_stable(program, [products.rule, noop.rule])
     _until_stable(program, [views.sink_rule, noop.rule])
     _until_stable(program, [totals.rule, noop.rule])
     common.private_scalars(program)
-    return ()
+    return fold.split_off(program) if fold_parameters else ()
 
 
 def _until_stable(program: Program, rules: list[Rule]) -> None:

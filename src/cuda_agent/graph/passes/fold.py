@@ -17,7 +17,7 @@ def batch_norm_rule(rw: Rewriter, op: Op) -> bool:
         return False
     before = rw.producer(op.args[0])
     static = set(rw.program.attributes)
-    if before is None or not {n for n in op.refs()} - {_name(op.args[0])} <= static:
+    if before is None or not set(op.refs()) - {_name(op.args[0])} <= static:
         return False
     if before.name == "convolution":
         return _into_convolution(rw, op, before)

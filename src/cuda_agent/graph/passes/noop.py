@@ -1,6 +1,8 @@
-"""Ops that change nothing: copies, casts to the same dtype, views of views, x * 1, x + 0."""
+"""Ops that change nothing: copies, casts to the same dtype, views of views."""
 
 from __future__ import annotations
+
+# ruff: noqa: SIM905
 
 from cuda_agent.graph.ir import Op, Ref
 from cuda_agent.graph.program import Rewriter, same_layout
@@ -8,11 +10,10 @@ from cuda_agent.graph.program import Rewriter, same_layout
 _RESHAPES = frozenset({"view", "_unsafe_view", "reshape", "unsqueeze", "squeeze", "alias"})
 _IDENTITIES = frozenset(
     """
-    alias as_strided clone contiguous detach dropout expand lift lift_fresh_copy mul add sub div
-    permute pow slice squeeze unsqueeze view _to_copy _unsafe_view reshape transpose t
+    alias as_strided clone contiguous detach dropout expand lift lift_fresh_copy
+    permute slice squeeze unsqueeze view _to_copy _unsafe_view reshape transpose t
     """.split()
 )
-_NEUTRAL = {"mul": 1, "div": 1, "pow": 1, "add": 0, "sub": 0}
 
 
 def rule(rewriter: Rewriter, op: Op) -> bool:
@@ -23,10 +24,6 @@ def _identity(rewriter: Rewriter, op: Op) -> bool:
     if op.name not in _IDENTITIES or not isinstance(op.args[0], Ref):
         return False
     source, out = op.args[0], op.outputs[0]
-    if op.name in _NEUTRAL and not (
-        len(op.args) == 2 and _is_number(op.args[1], _NEUTRAL[op.name])
-    ):
-        return False
     if op.name in ("permute", "as_strided", "slice") and not _keeps_order(rewriter, op):
         return False
     if not same_layout(rewriter.tensor(source), rewriter.values[out]):
@@ -34,10 +31,6 @@ def _identity(rewriter: Rewriter, op: Op) -> bool:
     if source.name in rewriter.program.fixed() and out in rewriter.outputs:
         return False  # a caller who changes the result must not change what was given
     return rewriter.substitute(out, source)
-
-
-def _is_number(arg: object, value: int) -> bool:
-    return isinstance(arg, (int, float)) and not isinstance(arg, bool) and arg == value
 
 
 def _keeps_order(rewriter: Rewriter, op: Op) -> bool:
