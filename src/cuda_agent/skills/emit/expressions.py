@@ -24,16 +24,16 @@ from cuda_agent.skills.emit.context import Context, Operand
 from cuda_agent.skills.emit.types import Code, Language, compute_type
 
 # Variables and functions of our kernels and of C that a value's name must not hide.
-_RESERVED = frozenset(
-    """alignas and asm auto bool break case catch char class const continue default delete do double
+_RESERVED_WORDS = """
+    alignas and asm auto bool break case catch char class const continue default delete do double
     else enum extern false float for goto if inline int long namespace new not operator or private
     public register return short signed sizeof static struct switch template this throw true try
     typedef typename union unsigned using virtual void volatile while xor bitand bitor compl
     blockIdx threadIdx blockDim gridDim warpSize abs exp exp2 log log1p log2 log10 expm1 sqrt rsqrt
     sin cos tan tanh sinh cosh asin acos atan asinh acosh atanh erf erfc pow fmod floor ceil trunc
     rint fabs fmin fmax atan2 lgamma copysign hypot floorf ceilf round index i j k row col lane warp
-    tile step base offset count begin end main NULL""".split()
-)
+    tile step base offset count begin end main NULL"""
+_RESERVED = frozenset(_RESERVED_WORDS.split())
 
 
 def is_pointwise(op: Op) -> bool:
@@ -48,10 +48,10 @@ def supports(op: Op, values: Mapping[str, Tensor]) -> bool:
     names = [*op.refs(), op.outputs[0]]
     if not all(n in values and types.supported(values[n].dtype) for n in names):
         return False
-    scope = {n: "x" for n in names}
+    scope = dict.fromkeys(names, "x")
     try:
         for language in ("cuda", "cpp"):
-            expression(op, values, scope, language)  # type: ignore[arg-type]
+            expression(op, values, scope, language)
     except (KeyError, TypeError, ValueError, NotImplementedError):
         return False
     return True
