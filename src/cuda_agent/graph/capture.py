@@ -50,6 +50,7 @@ def capture(model: nn.Module, inputs: Sequence[Any], *, fold: bool = False) -> G
         output_kind=program.output_kind,
         input_names=program.input_names,
         baked=program.baked,
+        defaulted=program.defaulted,
         constants=program.constants,
         derived=derived,
     )
@@ -160,6 +161,7 @@ def _bake_defaults(program: Program, model: nn.Module, count: int) -> None:
             program.input_names += (parameter.name,)
             program.inputs += (None,)
             program.baked[parameter.name] = parameter.default
+            program.defaulted += (parameter.name,)
 
 
 def _add_input(

@@ -131,7 +131,7 @@ class Graph:
 
     `input_names` are forward's parameter names in order, optional ones that were not given
     included at the end; `baked` maps those that are no tensor to the value they were captured
-    with. `constants` maps a value name to the elements (row major) of a tensor that forward itself
+    with, and `defaulted` names those that were not given. `constants` maps a value name to the elements (row major) of a tensor that forward itself
     creates from numbers. `derived` values exist only in a graph captured with `fold=True`.
     """
 
@@ -145,6 +145,7 @@ class Graph:
     baked: dict[str, Arg] = field(default_factory=dict)
     constants: dict[str, tuple[float | int | bool, ...]] = field(default_factory=dict)
     derived: tuple[Derived, ...] = ()
+    defaulted: tuple[str, ...] = ()
 
     @property
     def ops(self) -> tuple[Op, ...]:

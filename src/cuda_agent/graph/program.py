@@ -35,6 +35,7 @@ class Program:
     input_names: tuple[str, ...] = ()
     baked: dict[str, Arg] = field(default_factory=dict)
     constants: dict[str, tuple[float | int | bool, ...]] = field(default_factory=dict)
+    defaulted: tuple[str, ...] = ()
 
     def fresh(self, wanted: str) -> str:
         """A name that no value has, is an identifier and no name of the generated code."""
