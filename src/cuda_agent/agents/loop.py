@@ -21,7 +21,6 @@ Assemble = Callable[[Plan], Candidate]
 OnTurn = Callable[[int, Step], None]
 
 INVALID_PLAN = "invalid_plan"
-_ATTEMPTS = 2  # a harness error is retried once on a fresh contestant, then recorded
 _TURNS = 3  # turns allowed for each evaluation of the budget: plans may be invalid or known
 
 
@@ -79,24 +78,9 @@ class Room:
 
     def _measure(self, candidate: Candidate) -> Verdict:
         self.store.put_candidate(self.run_id, candidate)
-        verdict = evaluate(self.worker, candidate)
+        verdict = self.worker.evaluate(candidate)
         self.store.put_verdict(self.run_id, verdict, self.settings_key)
         return verdict
-
-
-def evaluate(worker: Evaluator, candidate: Candidate) -> Verdict:
-    """One verdict; a failure of our own machinery is tried again once. Raises HarnessError."""
-    for attempt in range(_ATTEMPTS):
-        last = attempt == _ATTEMPTS - 1
-        try:
-            verdict = worker.evaluate(candidate)
-        except HarnessError:
-            if last:
-                raise
-            continue
-        if verdict.status != "harness_error" or last:
-            return verdict
-    raise AssertionError("unreachable")
 
 
 def run_episode(

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from cuda_agent import policies
-from cuda_agent.agents.loop import Limits, Room, evaluations, ranking, run_episode
+from cuda_agent.agents.loop import Evaluator, Limits, Room, evaluations, ranking, run_episode
 from cuda_agent.agents.planner import Planner
 from cuda_agent.errors import HarnessError, ProblemError, SettingsError
 from cuda_agent.evaluation import Settings
@@ -27,7 +27,7 @@ from cuda_agent.workers import InlineWorker
 AUDITED = 2
 """Correct audits wanted: the best by screen may only have been lucky."""
 
-MAX_AUDITS = 4
+MAX_AUDITS = 6
 """Audits at most, when the first ones turn out wrong."""
 
 AUDIT_SHARE, AUDIT_RESERVE_S = 0.4, 60.0
@@ -96,9 +96,7 @@ class Silent:
         pass
 
 
-class Worker(Protocol):
-    def evaluate(self, candidate: Candidate, tier: Any = None) -> Verdict: ...
-
+class Worker(Evaluator, Protocol):
     def close(self) -> None: ...
 
 
@@ -142,27 +140,33 @@ def optimize_instance(
     tell.stage("capturing the graph")
     planner = Planner.make(instance, facts)
     store.put_note(run_id, "regions", planner.regions())
-    screen = _key(options.settings, run_id)
-    audit = _key(replace(options.settings, tier="audit"), run_id)
-    worker = _Lazy(lambda: make_worker(instance, options.settings, cache_dir()))
-    interrupted = False
     audited: list[tuple[Candidate, Verdict]] = []
+    interrupted = False
+
+    def room(settings: Settings, worker: Evaluator) -> Room:
+        return Room(
+            store, run_id, _key(settings, run_id), instance.problem.hash, planner.assemble, worker
+        )
+
+    def worker(settings: Settings) -> _Lazy:
+        return _Lazy(lambda: make_worker(instance, settings, cache_dir()))
+
+    screen = options.settings
+    audit = replace(screen, tier="audit")
+    tell.stage("measuring baselines")
     try:
-        room = Room(
-            store, run_id, screen, instance.problem.hash, planner.assemble, _Tier(worker, "screen")
-        )
-        policy = policies.get(options.policy, options.seed)
-        limits = Limits(options.budget, _deadline(options, start))
-        run_episode(
-            policy, room, planner.space, planner.default, limits, seed=options.seed,
-            on_turn=lambda done, step: tell.turn(done, options.budget, step),
-        )
-        final = replace(room, settings_key=audit, worker=_Tier(worker, "audit"))
-        _audit(final, ranking(_episode(store, run_id, instance, options), store), audited, tell)
+        with worker(screen) as screener:
+            run_episode(
+                policies.get(options.policy, options.seed), room(screen, screener),
+                planner.space, planner.default, Limits(options.budget, _deadline(options, start)),
+                seed=options.seed,
+                on_turn=lambda done, step: tell.turn(done, options.budget, step),
+            )
+        with worker(audit) as auditor:
+            ranked = ranking(_episode(store, run_id, instance, options), store)
+            _audit(room(audit, auditor), ranked, audited, tell)
     except KeyboardInterrupt:
         interrupted = True
-    finally:
-        worker.close()
     episode = _episode(store, run_id, instance, options)
     candidate, verdict = _choose(audited, episode, store, interrupted)
     faster = candidate is not None and verdict is not None and is_faster(verdict)
@@ -183,24 +187,17 @@ class _Lazy:
         self._make = make
         self._worker: Worker | None = None
 
-    def evaluate(self, candidate: Candidate, tier: Any = None) -> Verdict:
+    def evaluate(self, candidate: Candidate) -> Verdict:
         if self._worker is None:
             self._worker = self._make()
-        return self._worker.evaluate(candidate, tier=tier)
+        return self._worker.evaluate(candidate)
 
-    def close(self) -> None:
+    def __enter__(self) -> _Lazy:
+        return self
+
+    def __exit__(self, *_: object) -> None:
         if self._worker is not None:
             self._worker.close()
-
-
-class _Tier:
-    """A worker that judges under one tier."""
-
-    def __init__(self, worker: _Lazy, tier: str) -> None:
-        self._worker, self._tier = worker, tier
-
-    def evaluate(self, candidate: Candidate) -> Verdict:
-        return self._worker.evaluate(candidate, tier=self._tier)
 
 
 def _key(settings: Settings, run_id: str) -> str:

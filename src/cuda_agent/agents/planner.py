@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from cuda_agent.agents import workspace
 from cuda_agent.graph import Graph, capture
 from cuda_agent.policies import Plan, PlanSpace
 from cuda_agent.problems import Instance
@@ -26,6 +25,8 @@ class Planner:
     @classmethod
     def make(cls, instance: Instance, facts: DeviceFacts) -> Planner:
         """Captures the module; nothing of it is run. Raises CaptureError."""
+        from cuda_agent.agents import workspace
+
         inputs = instance.inputs(instance.seed)
         graph = capture(instance.model, inputs, fold=True)
         if not graph.derived:
@@ -36,6 +37,8 @@ class Planner:
 
     def assemble(self, plan: Plan) -> Candidate:
         """Raises SettingsError for a plan outside the space or that cannot be written."""
+        from cuda_agent.agents import workspace
+
         full = self.space.complete(plan)
         return workspace.assemble(self.instance.problem, self.graph, full, self.facts)
 

@@ -112,7 +112,8 @@ class Model:
             if feature not in self.index:
                 self.index[feature] = len(scales)
                 scales.append(SCALE[feature[0]])
-        rows, values = self._data([s for s in steps if s.plan is not None])
+        told = [s for s in steps if s.plan is not None and s.status != "harness_error"]
+        rows, values = self._data(told)
         self._prior = np.concatenate([[BASE_VARIANCE], np.array(scales) ** 2])
         self._design = np.hstack([np.ones((len(rows), 1)), rows])
         gram = (self._design * self._prior) @ self._design.T + NOISE**2 * np.eye(len(values))
