@@ -58,7 +58,11 @@ def bars(rows: Sequence[Bar], unit: str, floor: float | None = None) -> str:
         bottom = _ROW * len(rows)
         anchor = "start" if x < WIDTH / 2 else "end"
         parts += [
-            f'<line x1="{x:.1f}" y1="18" x2="{x:.1f}" y2="{bottom}" class="floor"/>',
+            f'<line x1="{x:.1f}" y1="{_ROW * i + 17}" x2="{x:.1f}" y2="{_ROW * i + 37}" '
+            'class="floor"/>'
+            for i in range(len(rows))
+        ]  # not through the labels
+        parts += [
             f'<text x="{x:.1f}" y="{bottom + 14}" text-anchor="{anchor}" class="faint">'
             f"physical floor {escape(number(floor))} {escape(unit)}</text>",
         ]
