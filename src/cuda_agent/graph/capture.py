@@ -18,7 +18,7 @@ from torch.export.graph_signature import ExportGraphSignature, InputKind, Output
 
 from cuda_agent.errors import CaptureError
 from cuda_agent.graph.decompositions import table
-from cuda_agent.graph.ir import Arg, Graph, Op, Ref
+from cuda_agent.graph.ir import Arg, Graph, InputTree, Op, Ref
 from cuda_agent.graph.passes import run_passes
 from cuda_agent.graph.program import Program, describe
 from cuda_agent.graph.regions import form_regions
@@ -59,9 +59,7 @@ def capture(model: nn.Module, inputs: Sequence[Any], *, fold: bool = False) -> G
 def trace(model: nn.Module, inputs: Sequence[Any]) -> Program:
     """The program of `model.forward(*inputs)` in core ATen ops, before any pass."""
     for position, value in enumerate(inputs):
-        if not isinstance(value, (torch.Tensor, int, float, bool, str, type(None))):
-            kind = type(value).__name__
-            raise CaptureError(f"input {position} is a {kind}; tensors and plain numbers are taken")
+        _check_input(f"input {position}", value)
     try:
         with _quiet(), torch.no_grad():
             exported = torch.export.export(model, tuple(inputs), strict=False)
@@ -70,6 +68,20 @@ def trace(model: nn.Module, inputs: Sequence[Any]) -> Program:
         raise CaptureError(_reason(error)) from error
     _refuse_mutation(exported.graph_signature)
     return _to_program(model, inputs, exported)
+
+
+def _check_input(where: str, value: Any) -> None:
+    if type(value) in (tuple, list):
+        for position, item in enumerate(value):
+            if not isinstance(item, torch.Tensor) and type(item) not in (tuple, list):
+                kind = type(item).__name__
+                raise CaptureError(f"{where} holds a {kind}; a tuple or list may hold tensors only")
+            _check_input(f"{where}[{position}]", item)
+    elif not isinstance(value, (torch.Tensor, int, float, bool, str, type(None))):
+        raise CaptureError(
+            f"{where} is a {type(value).__name__}; tensors, tuples of tensors and plain numbers "
+            "are taken"
+        )
 
 
 @contextlib.contextmanager
@@ -116,12 +128,13 @@ def _to_program(
     names: dict[fx.Node, str] = {}
     targets = {spec.arg.name: spec for spec in exported.graph_signature.input_specs}
     parameter_names = _parameter_names(model, len(inputs))
+    wanted = _leaf_names(parameter_names, inputs)
     given: list[str | None] = []
     for node in exported.graph.nodes:
         if node.op == "placeholder":
             spec = targets[node.name]
             if spec.kind == InputKind.USER_INPUT:
-                given.append(_add_input(program, node, names, parameter_names[len(given)]))
+                given.append(_add_input(program, node, names, wanted[len(given)]))
             else:
                 _add_attribute(program, node, names, str(spec.target), exported, model)
         elif node.op == "call_function":
@@ -130,15 +143,33 @@ def _to_program(
             program.outputs = _outputs(node, names)
         else:
             raise CaptureError(f"forward uses {node.op} {node.target}, which is not supported")
-    program.inputs = tuple(given)
+    remaining = iter(given)
+    program.inputs = tuple(_tree_of(value, remaining) for value in inputs)
     program.input_names = tuple(parameter_names[: len(inputs)])
     program.baked = {
         name: value
         for name, value in zip(parameter_names, inputs)
-        if not isinstance(value, torch.Tensor)
+        if not isinstance(value, (torch.Tensor, tuple, list))
     }
     _bake_defaults(program, model, len(inputs))
     return program
+
+
+def _leaf_names(parameters: Sequence[str], inputs: Sequence[Any]) -> list[str]:
+    """A name for each leaf of the inputs: "state_0" for the first tensor of `state`."""
+    names: list[str] = []
+    for name, value in zip(parameters, inputs):
+        if isinstance(value, (tuple, list)):
+            names += _leaf_names([f"{name}_{i}" for i in range(len(value))], value)
+        else:
+            names.append(name)
+    return names
+
+
+def _tree_of(value: Any, given: Iterator[str | None]) -> InputTree:
+    if isinstance(value, (tuple, list)):
+        return tuple(_tree_of(item, given) for item in value)
+    return next(given)
 
 
 def _parameter_names(model: nn.Module, count: int) -> list[str]:

@@ -7,7 +7,6 @@ time; norms, softmax and attention are kept so that a skill matches what the aut
 from __future__ import annotations
 
 # ruff: noqa: SIM905
-
 from collections.abc import Callable
 from typing import Any
 
@@ -19,7 +18,8 @@ KEPT_WHOLE = frozenset(
     native_group_norm _softmax _log_softmax nll_loss_forward nll_loss2d_forward
     convolution gelu tril triu
     linalg_vector_norm cumsum cumprod flip diag_embed max_pool2d_with_indices
-    max_pool3d_with_indices avg_pool2d avg_pool3d _native_batch_norm_legit _native_batch_norm_legit_no_training
+    max_pool3d_with_indices avg_pool2d avg_pool3d _native_batch_norm_legit
+    _native_batch_norm_legit_no_training
     """.split()
 )
 

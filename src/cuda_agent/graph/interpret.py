@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from cuda_agent.graph.ir import Graph, Op
+from cuda_agent.graph.ir import Graph, InputTree, Op
 from cuda_agent.graph.ops import FACTORIES
 from cuda_agent.graph.program import decode, describe, overload, same_layout
 
@@ -26,13 +26,11 @@ def interpret(
     shape, strides and dtype that the graph declares (ValueError else); an input's dtype may differ
     otherwise, so that a float32 graph can be run in float64.
     """
-    device = next((x.device for x in inputs if isinstance(x, torch.Tensor)), torch.device("cpu"))
     values: dict[str, torch.Tensor] = {}
-    for name, value in zip(graph.inputs, inputs):
-        if name is not None:
-            values[name] = value
+    _bind(graph.inputs, inputs, values)
     for name, path in graph.attributes.items():
         values[name] = get_attribute(path)
+    device = next((v.device for v in values.values()), torch.device("cpu"))
     for name, elements in graph.constants.items():
         kind = graph.values[name]
         dtype = getattr(torch, kind.dtype)
@@ -45,6 +43,14 @@ def interpret(
                 if name in graph.values:
                     _check(op, describe(name, values[name]), graph)
     return tuple(values[name] for name in graph.outputs)
+
+
+def _bind(tree: InputTree, given: Any, values: dict[str, torch.Tensor]) -> None:
+    if isinstance(tree, str):
+        values[tree] = given
+    elif tree is not None:
+        for item, value in zip(tree, given):
+            _bind(item, value, values)
 
 
 def _run(op: Op, values: dict[str, torch.Tensor], device: torch.device) -> None:

@@ -47,6 +47,9 @@ class Ref:
     name: str
 
 
+InputTree = str | None | tuple["InputTree", ...]
+"""A value's name, None for an argument that is no tensor, or a tuple (or list) of these."""
+
 Arg = Ref | int | float | bool | str | None | tuple["Arg", ...]
 
 
@@ -124,18 +127,18 @@ class Derived:
 class Graph:
     """A captured module.
 
-    `inputs` are the names of the tensor arguments of forward, in order (None for an argument that
-    is no tensor: its value is baked in). `attributes` maps a value name to the attribute path that
-    holds it ("linear.weight"). `outputs` are value names; `output_kind` says how forward returns
-    them.
+    `inputs` are the names of the tensor arguments of forward, in order: None for an argument that
+    is no tensor (its value is baked in), a tuple for a tuple or list of tensors. `attributes` maps
+    a value name to the attribute path that holds it ("linear.weight"). `outputs` are value names;
+    `output_kind` says how forward returns them.
 
     `input_names` are forward's parameter names in order, optional ones that were not given
     included at the end; `baked` maps those that are no tensor to the value they were captured
-    with, and `defaulted` names those that were not given. `constants` maps a value name to the elements (row major) of a tensor that forward itself
+    with. `constants` maps a value name to the elements (row major) of a tensor that forward itself
     creates from numbers. `derived` values exist only in a graph captured with `fold=True`.
     """
 
-    inputs: tuple[str | None, ...]
+    inputs: tuple[InputTree, ...]
     attributes: dict[str, str]
     values: dict[str, Tensor]
     regions: tuple[Region, ...]
@@ -148,8 +151,22 @@ class Graph:
     defaulted: tuple[str, ...] = ()
 
     @property
+    def input_values(self) -> tuple[str, ...]:
+        """Names of the tensor inputs, nested ones in order."""
+        return tuple(leaves(self.inputs))
+
+    @property
     def ops(self) -> tuple[Op, ...]:
         return tuple(op for region in self.regions for op in region.ops)
+
+
+def leaves(tree: InputTree) -> Iterator[str]:
+    """Value names of an input tree, in order."""
+    if isinstance(tree, str):
+        yield tree
+    elif tree is not None:
+        for item in tree:
+            yield from leaves(item)
 
 
 DTYPE_BYTES = {

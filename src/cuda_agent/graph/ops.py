@@ -6,7 +6,6 @@ Names are without namespace and overload. An op in none of these sets stays a to
 from __future__ import annotations
 
 # ruff: noqa: SIM905
-
 from cuda_agent.graph.ir import Arg, Op, Ref, Tensor
 
 # Elementwise over the broadcast shape of their operands. `clone` is a copy that changes layout;

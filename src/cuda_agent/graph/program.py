@@ -15,7 +15,7 @@ from typing import Any, Literal
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from cuda_agent.graph.ir import Arg, Op, Ref, Tensor
+from cuda_agent.graph.ir import Arg, InputTree, Op, Ref, Tensor, leaves
 from cuda_agent.graph.ops import FACTORIES
 
 # Names that generated code uses itself.
@@ -28,7 +28,7 @@ class Program:
 
     ops: list[Op]
     values: dict[str, Tensor]
-    inputs: tuple[str | None, ...]
+    inputs: tuple[InputTree, ...]
     attributes: dict[str, str]
     outputs: tuple[str, ...]
     output_kind: Literal["tensor", "tuple", "list"] = "tensor"
@@ -60,8 +60,7 @@ class Program:
 
     def fixed(self) -> set[str]:
         """Values that exist before any op runs."""
-        given = {name for name in self.inputs if name is not None}
-        return given | set(self.attributes) | set(self.constants)
+        return set(leaves(self.inputs)) | set(self.attributes) | set(self.constants)
 
     def prune(self) -> None:
         """Drop ops, attributes and values that no output depends on."""
@@ -76,7 +75,7 @@ class Program:
         self.ops = kept[::-1]
         self.attributes = {k: v for k, v in self.attributes.items() if k in live}
         self.constants = {k: v for k, v in self.constants.items() if k in live}
-        live.update(name for name in self.inputs if name is not None)
+        live.update(leaves(self.inputs))
         self.values = {k: v for k, v in self.values.items() if k in live}
 
 
@@ -169,7 +168,7 @@ def same_layout(a: Tensor, b: Tensor) -> bool:
 def overload(target: str) -> Callable[..., Any]:
     """"aten.add.Tensor" -> torch.ops.aten.add.Tensor."""
     namespace, name, variant = target.split(".")
-    return getattr(getattr(getattr(torch.ops, namespace), name), variant)  # type: ignore[no-any-return]
+    return getattr(getattr(getattr(torch.ops, namespace), name), variant)
 
 
 def decode(arg: Arg, lookup: Callable[[str], Any]) -> Any:

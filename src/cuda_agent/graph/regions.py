@@ -26,7 +26,8 @@ def form_regions(
     """
     clusters = _Clusters(ops, values, outputs)
     clusters.merge_prologues()
-    clusters.merge_neighbours({"pointwise", "rowwise", "scan"})
+    clusters.merge_neighbours({"pointwise", "rowwise", "scan", "torch"})
+    clusters.merge_neighbours({"pointwise", "rowwise", "view"})
     clusters.merge_siblings()
     clusters.merge_neighbours({"pointwise", "gemm"})
     clusters.merge_neighbours({"view"})

@@ -30,7 +30,7 @@ MAX_ROUNDS = 40
 def run_passes(program: Program, *, fold_parameters: bool = False) -> tuple[Derived, ...]:
     """Rewrite `program` in place. Returns the values to compute once, none unless asked for."""
     program.prune()
-    _until_stable(program, [canonical.rule, noop.rule, constants.rule])
+    _until_stable(program, [canonical.rule, noop.rule, constants.rule, views.broadcast_rule])
     if fold_parameters:
         _until_stable(program, [fold.batch_norm_rule, noop.rule])
     _until_stable(program, [algebra.rule, noop.rule, constants.rule])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 # ruff: noqa: SIM905
-
 from cuda_agent.graph.ir import Op, Ref
 from cuda_agent.graph.program import Rewriter, same_layout
 

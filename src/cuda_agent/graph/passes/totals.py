@@ -20,12 +20,11 @@ def rule(rewriter: Rewriter, op: Op) -> bool:
     if partial is None or not set(partial) < set(dims) or op.kwarg("dtype") is not None:
         return False
     target = f"aten.{op.name}.{'dim_IntList' if op.name == 'sum' else 'dim'}"
-    rest = tuple(d for d in dims if d not in partial)
-    rows = rewriter.emit(target, op.args[0], partial, True, name="row_total")
     keep = bool(op.args[2]) if len(op.args) > 2 else bool(op.kwarg("keepdim", False))
-    total: Ref = rewriter.emit(target, rows, rest, True, name="total")
-    if not keep:
-        total = rewriter.emit("aten.squeeze.dims", total, dims)
+    rows = rewriter.emit(target, op.args[0], partial, keep, name="row_total")
+    left = [d for d in range(len(shape)) if keep or d not in partial]
+    rest = tuple(left.index(d) for d in dims if d not in partial)
+    total: Ref = rewriter.emit(target, rows, rest, keep, name="total")
     return rewriter.substitute(op.outputs[0], total)
 
 

@@ -31,6 +31,22 @@ def sink_rule(rewriter: Rewriter, op: Op) -> bool:
     return False
 
 
+def broadcast_rule(rewriter: Rewriter, op: Op) -> bool:
+    """A pointwise op broadcasts by itself: it reads what was expanded, not the expanded view."""
+    if not is_pointwise(op) or op.kwarg("memory_format") is not None or not op.outputs[0]:
+        return False
+    sources: dict[str, Arg] = {}
+    for name in op.refs():
+        maker = rewriter.producer(Ref(name))
+        if maker is not None and maker.name == "expand":
+            sources[name] = maker.args[0]
+    if not sources or op.name == "_native_batch_norm_legit_no_training":
+        return False
+    args = [sources.get(a.name, a) if isinstance(a, Ref) else a for a in op.args]
+    result = rewriter.emit(op.target, *args, name=op.outputs[0], **dict(op.kwargs))
+    return rewriter.substitute(op.outputs[0], result)
+
+
 def _sink(rewriter: Rewriter, op: Op, source: Tensor, view: Tensor) -> bool:
     """Emit `op` on `source`'s leading dims and the view after it. Raises or False if impossible."""
     tail = _common_tail(source.shape, view.shape)
