@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from cuda_agent.agents.statements import expression, needs_device, statement
-from cuda_agent.graph.ir import DTYPE_BYTES, Graph, Op, Region
+from cuda_agent.graph.ir import DTYPE_BYTES, Graph, InputTree, Op, Region, leaves
 from cuda_agent.skills import Written
 
 LARGE_BYTES = 1 << 20
@@ -26,19 +26,25 @@ class Block:
 def guards(graph: Graph, device_type: str) -> list[str]:
     """Lines that refuse arguments for which the kernels were not built."""
     lines: list[str] = []
-    for position, parameter in enumerate(graph.input_names):
-        name = graph.inputs[position]
-        if name is None:
-            lines.append(
-                f'_same("{parameter}", {parameter}, {expression(graph.baked[parameter])})'
-            )
-            continue
-        value = graph.values[name]
-        lines.append(
-            f'{name} = runtime.expect("{parameter}", {parameter}, {value.shape}, '
-            f'torch.{value.dtype}, "{device_type}")'
-        )
+    for parameter, tree in zip(graph.input_names, graph.inputs):
+        if tree is None:
+            baked = expression(graph.baked[parameter])
+            lines.append(f'_same("{parameter}", {parameter}, {baked})')
+        else:
+            lines += _guarded(graph, parameter, parameter, tree, device_type)
     return lines
+
+
+def _guarded(
+    graph: Graph, label: str, given: str, tree: InputTree, device_type: str
+) -> list[str]:
+    """Checks of one argument; a tuple is taken apart first, its tensors then have names."""
+    if isinstance(tree, str):
+        value = graph.values[tree]
+        wanted = f'{value.shape}, torch.{value.dtype}, "{device_type}"'
+        return [f'{tree} = runtime.expect("{label}", {given}, {wanted})']
+    items = [(f"{label}[{i}]", f"{given}[{i}]", item) for i, item in enumerate(tree or ())]
+    return [line for item in items for line in _guarded(graph, *item, device_type)]
 
 
 def body(graph: Graph, blocks: list[Block]) -> list[str]:
@@ -68,9 +74,8 @@ def result(graph: Graph) -> str:
 
 def device_expression(graph: Graph) -> str:
     """Where new tensors go: with the first input, else with the first parameter."""
-    for name in graph.inputs:
-        if name is not None:
-            return f"{name}.device"
+    for name in leaves(graph.inputs):
+        return f"{name}.device"
     if graph.attributes:
         return f"{attribute(next(iter(graph.attributes.values())))}.device"
     return "torch.get_default_device()"

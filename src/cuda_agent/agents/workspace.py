@@ -15,7 +15,7 @@ from cuda_agent.agents.holder import HOLDER_INIT, Slot, state_literal, state_tab
 from cuda_agent.agents.plans import TORCH, Plan, complete, default_plan, plan_space
 from cuda_agent.agents.statements import tensor_literal
 from cuda_agent.errors import SettingsError
-from cuda_agent.graph.ir import Graph, Region
+from cuda_agent.graph.ir import Graph, Region, leaves
 from cuda_agent.records import Candidate, Problem
 from cuda_agent.skills import all_skills
 from cuda_agent.targets.base import DeviceFacts
@@ -204,7 +204,7 @@ def _class(
     device_type = "cuda" if device.target == "cuda" else "cpu"
     lines = ["runtime.inference_only(self)", *guards(graph, device_type)]
     computed = [*body(graph, blocks), "", f"return {result(graph)}"]
-    names = [name for name in graph.inputs if name is not None]
+    names = list(leaves(graph.inputs))
     if plan["graph"].get("cuda_graph"):
         lines += _GRAPHED.format(arguments=", ".join(names)).splitlines()
         methods.append(_method(f"forward(self{_parameters(graph)})", lines))
