@@ -236,12 +236,12 @@ class Race:
         assert self.candidate is not None
         slack = 0.4 if self.target.torch_device().type == "cpu" else 0.05
         event = statistics.median(self.times("candidate"))
-        short = event < _SHORT_MS
+        short = max(event, self._exchange_ms()) < _SHORT_MS
         best = float("inf")
         for _ in range(_TRIES):
             best = min(best, self._burst_ms(event) if short else self._exchange_ms())
             event = statistics.median(self.times("candidate"))
-            if best <= (1.5 * event + slack / 8 if short else 1.1 * event + slack):
+            if best <= (1.5 * event + slack / 40 if short else 1.1 * event + slack):
                 return None
             self._round()
         return Finding(
@@ -276,19 +276,16 @@ class Race:
     def _burst_ms(self, event_ms: float) -> float:
         """Milliseconds a call from outside: slope over n and 2n calls, copies taken off."""
         assert self.candidate is not None
-        n = max(4, min(200, int(_BURST_MS / max(event_ms, 0.005))))
+        n = max(4, min(200, int(_BURST_MS / max(event_ms, self._exchange_ms(), 0.005))))
         trusted = next(iter(self.baselines.values()), None)
         copies = self._slope(trusted, n, True) if trusted is not None else 0.0
         return max(0.0, self._slope(self.candidate, n, False) - copies)
 
     def _slope(self, entrant: Entrant, n: int, copy_only: bool) -> float:
         order = [secrets.randbelow(len(self.sets)) for _ in range(2 * n)]
-        slopes = []
-        for _ in range(3):
-            once = entrant.burst(order[:n], copy_only)
-            twice = entrant.burst(order, copy_only)
-            slopes.append((twice - once) / n)
-        return max(0.0, statistics.median(slopes))
+        once = min(entrant.burst(order[:n], copy_only) for _ in range(3))
+        twice = min(entrant.burst(order, copy_only) for _ in range(3))
+        return max(0.0, (twice - once) / n)
 
     def check_burst(self) -> None:
         """The outputs of the last burst are right as well: every call must have done its work."""

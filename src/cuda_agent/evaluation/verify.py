@@ -169,7 +169,7 @@ def _difference(
             return math.nan, math.inf, int(torch.isnan(d).sum())
         largest = max(largest, top)
         if top > atol:
-            outliers += int((d > y.abs_().mul_(rtol).add_(atol)).sum())
+            outliers += int((d > y.abs().mul_(rtol).add_(atol)).sum())
     return math.sqrt(error), largest, outliers
 
 

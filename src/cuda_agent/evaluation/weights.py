@@ -53,7 +53,7 @@ def check(
         )
     if judge.problem.kind == "live":
         raise WrongOutput("B18: outputs do not follow other weights", trial.outcome.error)
-    _rebuild(trial, entrant, staged)
+    _rebuild(trial, entrant, staged, loads=not differ)
     return remarks
 
 
@@ -80,8 +80,12 @@ def _follows_load(trial: Trial, entrant: Entrant) -> bool:
             judge.handover.set_state(entrant.client, judge.reference.state(), entrant.deadline_s)
 
 
-def _rebuild(trial: Trial, entrant: Entrant, staged: Staged) -> None:
-    """Build both from another seed, compare, and build the first again."""
+def _rebuild(trial: Trial, entrant: Entrant, staged: Staged, loads: bool) -> None:
+    """Build both from another seed, compare, and build the first again.
+
+    `loads`: state_dict names agree. Then one that takes loaded weights before its first forward,
+    and did not take them after it, has cached them.
+    """
     judge = trial.judge
     try:
         instance = materialize(judge.problem, judge.instance.device, seed=_OTHER_SEED)
@@ -94,5 +98,13 @@ def _rebuild(trial: Trial, entrant: Entrant, staged: Staged) -> None:
     load(entrant.client, staged, reference.state(), seconds, seed=_OTHER_SEED)
     first = trial.outcome.error
     trial.check(entrant, 0, expected, entrant.run(0))
+    if loads:
+        load(entrant.client, staged, judge.reference.state(), seconds, seed=_OTHER_SEED)
+        try:
+            trial.check(entrant, 0, trial.checked[0], entrant.run(0))
+        except WrongOutput:
+            pass  # prepared in __init__, as the remark says
+        else:
+            raise WrongOutput("B18: weights are kept from the first forward, and new ones ignored")
     load(entrant.client, staged, judge.reference.state(), seconds)
     trial.outcome.error = first

@@ -1,4 +1,4 @@
-"""The judge in the caller's process and thread: the simplest worker, and the one for live modules."""
+"""The judge in the caller's own process and thread; the only worker for live modules."""
 
 from __future__ import annotations
 

@@ -26,6 +26,7 @@ from cuda_agent.records import Candidate, Problem, Verdict
 
 _ATTEMPTS = 2
 _USER_ERRORS = {e.__name__: e for e in (ProblemError, TargetUnavailable, SettingsError)}
+_STARTING = threading.Lock()  # the environment is changed while a process starts
 _Job = tuple[Candidate, "Future[Verdict]"]
 
 
@@ -41,7 +42,7 @@ class LocalPool:
     ) -> None:
         if problem.kind == "live":
             raise SettingsError(
-                f"{problem.name} is a live module, which lives in one process only; use InlineWorker"
+                f"{problem.name} is a live module and lives in one process only; use InlineWorker"
             )
         if workers < 1:
             raise SettingsError(f"a pool needs at least one worker, not {workers}")
@@ -100,7 +101,8 @@ class LocalPool:
                     self._resolve(future, pipe.recv())
                     break
                 except (EOFError, OSError) as error:
-                    pipe = self._bury(index, pipe)
+                    self._bury(index, pipe)
+                    pipe = None
                     if attempt == _ATTEMPTS - 1:
                         future.set_result(self._lost(candidate, error, time.perf_counter() - start))
         self._bury(index, pipe)
@@ -110,7 +112,7 @@ class LocalPool:
         process = multiprocessing.get_context("spawn").Process(
             target=_work, args=(theirs, *self._job_data), daemon=False
         )
-        with _environment(OMP_WAIT_POLICY="passive"):
+        with _STARTING, _environment(OMP_WAIT_POLICY="passive"):
             process.start()
         theirs.close()
         self.processes[index] = process
@@ -170,8 +172,7 @@ def _work(
     from cuda_agent.problems import materialize
 
     problem = Problem.from_json(problem_json)
-    fields = {k: tuple(v) if isinstance(v, list) else v for k, v in settings_json.items()}
-    settings = Settings(**fields)
+    settings = Settings(**settings_json)
     judge: Judge | None = None
     try:
         while True:
