@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from cuda_agent.agents.holder import state_table
+from cuda_agent.agents.workspace import assemble, plan_space
 from cuda_agent.graph import Graph, capture
 from cuda_agent.policies import Plan, PlanSpace
 from cuda_agent.problems import Instance
@@ -25,22 +27,17 @@ class Planner:
     @classmethod
     def make(cls, instance: Instance, facts: DeviceFacts) -> Planner:
         """Captures the module; nothing of it is run. Raises CaptureError."""
-        from cuda_agent.agents import workspace
-
-        inputs = instance.inputs(instance.seed)
-        graph = capture(instance.model, inputs, fold=True)
-        if not graph.derived:
-            graph = capture(instance.model, inputs, fold=False)
-        space = PlanSpace.from_json(workspace.plan_space(graph, facts))
-        default = space.complete(workspace.default_plan(graph, facts))
-        return cls(instance, graph, facts, space, default)
+        graph = capture(instance.model, instance.inputs(instance.seed), fold=True)
+        space = PlanSpace.from_json(plan_space(graph, facts))
+        return cls(instance, graph, facts, space, space.default())
 
     def assemble(self, plan: Plan) -> Candidate:
         """Raises SettingsError for a plan outside the space or that cannot be written."""
-        from cuda_agent.agents import workspace
-
-        full = self.space.complete(plan)
-        return workspace.assemble(self.instance.problem, self.graph, full, self.facts)
+        problem = self.instance.problem
+        live = state_table(self.instance.model) if problem.kind == "live" else None
+        return assemble(
+            problem, self.graph, self.space.complete(plan), self.facts, live_state=live
+        )
 
     def regions(self) -> list[dict[str, Any]]:
         """What each region computes, JSON-ready, for reports."""
