@@ -1,231 +1,243 @@
-"""Graph + plan -> candidate: `model_new.py`, `reference.py` and the kernels that skills write.
+"""A plan becomes a candidate: each region written by its skill, or left to torch.
 
-The result is meant to be read and edited: every region has a line that says what it computes and
-how. It runs without this package, beside `runtime.py`, from any folder.
+A plan is JSON: {"graph": {choice: value}, "regions": {"r0": {"skill": name, "knobs": {...}}}}. What
+it leaves open takes the default: the first skill that applies, with its default knobs. "torch" is
+the pseudo-skill that every region has.
 """
 
 from __future__ import annotations
 
-import textwrap
-from collections.abc import Mapping, Sequence
+import os
+import secrets
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
-from cuda_agent.agents.forward import Block, body, derived_function, guards, result
-from cuda_agent.agents.holder import HOLDER_INIT, Slot, state_literal, state_table
-from cuda_agent.agents.plans import TORCH, Plan, complete, default_plan, plan_space
-from cuda_agent.agents.statements import tensor_literal
-from cuda_agent.errors import SettingsError
-from cuda_agent.graph.ir import Graph, Region, leaves
+from cuda_agent import runtime
+from cuda_agent.agents.codegen import Piece, model_source
+from cuda_agent.agents.torchcode import external, torch_lines
+from cuda_agent.errors import OutputError, SettingsError
+from cuda_agent.graph.ir import Graph, Region
 from cuda_agent.records import Candidate, Problem
-from cuda_agent.skills import all_skills
+from cuda_agent.skills.base import KnobSpace, Skill, Written
 from cuda_agent.targets.base import DeviceFacts
 
-__all__ = ["assemble", "default_plan", "plan_space", "state_table"]
+TORCH = "torch"
+Plan = dict[str, Any]
 
-AUTHOR = "skills"
 
-_IMPORTS = '''\
-import importlib.util
-import pathlib
-{partial}
-import torch
+def plan_space(graph: Graph, device: DeviceFacts) -> dict[str, Any]:
+    """Every choice for this graph on this device, JSON-ready; the first option is the default.
 
-_file = pathlib.Path(__file__).resolve().with_name("runtime.py")
-_spec = importlib.util.spec_from_file_location(f"runtime_{{__name__}}", _file)
-runtime = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(runtime)
-{kernels}aten = torch.ops.aten
-'''
+    {"graph": {choice: [options]}, "regions": {id: {skill: {knob: [options]}}}, "details": {id:
+    what the region computes}}. Regions that only look at memory differently leave no choice and
+    are found in "details" alone.
+    """
+    regions = {
+        region.id: {
+            name: {knob: list(options) for knob, options in space.choices.items()}
+            for name, space in _choices(region, device).items()
+        }
+        for region in graph.regions
+        if region.kind != "view"
+    }
+    return {
+        "graph": {name: list(options) for name, options in _graph_choices(graph, device).items()},
+        "regions": regions,
+        "details": {region.id: _detail(region) for region in graph.regions},
+    }
 
-_SAME = '''\
-def _same(name, value, expected):
-    """Refuse an argument for whose value this solution was not built."""
-    if type(value) is not type(expected) or value != expected:
-        raise ValueError(f"{name}: this solution was built for {expected!r}, not {value!r}")
-'''
 
-_ONCE = '''\
-def _once(self, name, function, *sources):
-    """function(*sources), computed again only when one of the sources has changed."""
-    cache = self.__dict__.setdefault("_computed", {})
-    if name not in cache:
-        cache[name] = runtime.Derived(function)
-    return cache[name](*sources)
-'''
-
-_GRAPHED = '''\
-if "_graphed" not in self.__dict__:
-    self._graphed = runtime.Graphed(self._compute, self)
-return self._graphed({arguments})
-'''
+def default_plan(graph: Graph, device: DeviceFacts) -> Plan:
+    """The first skill of each region with its default knobs."""
+    return _complete(graph, {}, device)
 
 
 def assemble(
-    problem: Problem,
-    graph: Graph,
-    plan: Mapping[str, Any],
-    device: DeviceFacts,
-    *,
-    live_state: Sequence[Slot] | None = None,
+    problem: Problem, graph: Graph, plan: Mapping[str, Any], device: DeviceFacts
 ) -> Candidate:
-    """The candidate that `plan` describes. Regions that it leaves open get their default.
+    """The solution that `plan` describes, as files. `candidate.plan` is the completed plan and
+    "external_ops": what others' libraries compute in it.
 
-    A live module has no source that could make its parameters: pass `state_table(module)` as
-    `live_state`. Raises SettingsError for a plan that asks for what is not offered.
+    Raises SettingsError for a choice that does not exist, naming those that do, and for one that
+    its skill cannot write.
     """
-    if problem.kind == "live" and live_state is None:
-        raise SettingsError(f"{problem.name} is a live module: its table of parameters is needed")
-    full = complete(plan, graph, device)
+    full = _complete(graph, plan, device)
+    device_type = "cuda" if device.target == "cuda" else "cpu"
+    source_device = next(iter((*graph.input_values, *graph.attributes)), "")
+    where = f"{source_device}.device" if source_device else f'"{device_type}"'
     files: dict[str, str] = {}
-    blocks = [_block(region, full, device, files) for region in graph.regions]
-    files["model_new.py"] = _module(problem, graph, blocks, full, device, live_state)
+    pieces: list[Piece] = []
+    libraries: list[str] = []
+    for region in graph.regions:
+        choice = full["regions"].get(region.id, {"skill": TORCH, "knobs": {}})
+        if choice["skill"] == TORCH:
+            outside = {tensor.name for tensor in region.outputs}
+            lines = torch_lines(region.ops, region.values, outside, where)
+            libraries += external(region.ops)
+            pieces.append(Piece(region, tuple(lines), _torch_comment(region)))
+            continue
+        written = _write(region, choice, device)
+        files |= written.files
+        libraries += written.libraries
+        pieces.append(Piece(region, (written.forward,), written.summary or choice["skill"]))
+    external_ops = sorted(set(libraries))
+    files["model_new.py"] = model_source(
+        problem, graph, pieces, device_type,
+        has_kernels=bool(files),
+        cuda_graph=full["graph"]["cuda_graph"],
+        header=_header(external_ops, device),
+    )
     if problem.kind == "file":
         files["reference.py"] = problem.source
+    needed = runtime.FILES if "runtime.matmul" in files["model_new.py"] else runtime.FILES[:1]
+    folder = Path(runtime.__file__).parent
+    files |= {name: (folder / name).read_text(encoding="utf-8") for name in needed}
     return Candidate(
-        problem_hash=problem.hash,
-        files=dict(sorted(files.items())),
-        author=AUTHOR,
-        plan=full,
+        problem.hash, files, author="cuda-agent", plan={**full, "external_ops": external_ops},
         trusted=True,
     )
 
 
-def _block(region: Region, plan: Plan, device: DeviceFacts, files: dict[str, str]) -> Block:
-    choice = plan["regions"][region.id]
-    names = _names(region)
-    if choice["skill"] == TORCH:
-        return Block(region, None, names if region.kind == "view" else f"{names}; torch")
-    written = all_skills()[choice["skill"]].write(region, choice["knobs"], device)
-    clash = sorted(set(written.files) & set(files))
-    if clash:
-        raise SettingsError(f"region {region.id} writes {', '.join(clash)} a second time")
-    files.update(written.files)
-    knobs = ", ".join(f"{name}={value}" for name, value in choice["knobs"].items())
-    chosen = f"{choice['skill']} ({knobs})" if knobs else choice["skill"]
-    return Block(region, written, f"{names}; {chosen}")
+def write_candidate(candidate: Candidate, folder: str | os.PathLike[str]) -> None:
+    """Write the files and the runtime that they need as a new folder, then swap it in.
+
+    Raises OutputError when that fails (disk full, no permission); what stood there is kept.
+    """
+    out = Path(folder).absolute()
+    package = Path(runtime.__file__).parent
+    mark = f"{os.getpid()}-{secrets.token_hex(3)}"
+    new, old = out.with_name(f".{out.name}.new-{mark}"), out.with_name(f".{out.name}.old-{mark}")
+    try:
+        texts = {name: (package / name).read_text(encoding="utf-8") for name in runtime.FILES}
+        for name, text in {**texts, **candidate.files}.items():
+            path = new / name
+            if ".." in Path(name).parts or Path(name).is_absolute():
+                raise OutputError(f"{name!r} is not a path inside the solution's folder")
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text, encoding="utf-8")
+        if out.exists():
+            os.rename(out, old)
+        try:
+            os.rename(new, out)
+        except OSError:
+            if old.exists():
+                os.rename(old, out)
+            raise
+    except OSError as error:
+        raise OutputError(
+            f"{out} cannot be written ({error.strerror or error}); what stood there before is kept."
+        ) from error
+    finally:
+        shutil.rmtree(new, ignore_errors=True)
+    shutil.rmtree(old, ignore_errors=True)
 
 
-def _names(region: Region) -> str:
-    """What the region computes, e.g. "add, gelu of 32x512"."""
-    names: list[str] = []
-    for name in region.op_names:
-        if not names or names[-1] != name:
-            names.append(name)
-    shape = region.space or (region.outputs[0].shape if region.outputs else ())
-    return f"{', '.join(names)} of {'x'.join(map(str, shape)) or 'one element'}"
+# --- plans ------------------------------------------------------------------------------------
 
 
-def external_operations(blocks: Sequence[Block]) -> dict[str, list[str]]:
-    """Operations that are not our own kernels, and vendor libraries, with their regions. Views
-    move no data and are left out."""
-    found: dict[str, list[str]] = {}
-    for block in blocks:
-        if block.written is not None:
-            names = [f"library {name}" for name in block.written.libraries]
-        elif block.region.kind == "view":
-            names = []
-        else:
-            names = [f"aten.{name}" for name in block.region.op_names]
-        for name in dict.fromkeys(names):
-            found.setdefault(name, []).append(block.region.id)
-    return found
+def _skills(region: Region, device: DeviceFacts) -> list[Skill]:
+    from cuda_agent.skills import applicable
+
+    return [] if region.kind == "view" else applicable(region, device)
 
 
-# --- the text of model_new.py -------------------------------------------------------------------
+def _choices(region: Region, device: DeviceFacts) -> dict[str, KnobSpace]:
+    found = {skill.name: skill.knobs(region, device) for skill in _skills(region, device)}
+    return {**found, TORCH: KnobSpace({})}
 
 
-def _module(
-    problem: Problem,
-    graph: Graph,
-    blocks: Sequence[Block],
-    plan: Plan,
-    device: DeviceFacts,
-    live_state: Sequence[Slot] | None,
-) -> str:
-    kernels = any(block.written is not None and block.written.files for block in blocks)
-    parts = [
-        _head(problem, blocks, device),
-        _IMPORTS.format(
-            partial="from functools import partial\n" if "partial(" in _uses(graph, blocks) else "",
-            kernels="kernels = runtime.load(__file__)\n" if kernels else "",
-        ),
-    ]
-    if problem.kind == "file":
-        parts[-1] += 'Model = runtime.sibling(__file__, "reference").Model\n'
-    parts += [_constant(graph, name) for name in graph.constants]
-    parts += [derived_function(d.name, d.sources, d.ops) + "\n" for d in graph.derived]
-    if problem.kind == "live":
-        parts.append(state_literal(live_state or ()))
-    if graph.baked:
-        parts.append(_SAME)
-    parts.append(_class(problem, graph, list(blocks), plan, device))
-    return "\n\n".join(part.rstrip("\n") + "\n" for part in parts).replace("\n\n\n\n", "\n\n\n")
+def _graph_choices(graph: Graph, device: DeviceFacts) -> dict[str, tuple[Any, ...]]:
+    """`fold` was settled when the graph was captured."""
+    return {
+        "fold": (bool(graph.derived),),
+        "cuda_graph": (False, True) if device.target == "cuda" else (False,),
+        "precision": ("fp32",),
+    }
 
 
-def _uses(graph: Graph, blocks: Sequence[Block]) -> str:
-    return "\n".join(body(graph, list(blocks)))
+def _complete(graph: Graph, plan: Mapping[str, Any], device: DeviceFacts) -> Plan:
+    """`plan` with every open choice settled. Raises SettingsError for what does not exist."""
+    _check_keys("plan", plan, ("graph", "regions", "external_ops"))
+    wanted = _mapping("plan's graph", plan.get("graph", {}))
+    options = _graph_choices(graph, device)
+    _check_keys("plan's graph", wanted, tuple(options))
+    settled: dict[str, Any] = {}
+    for name, values in options.items():
+        settled[name] = wanted.get(name, values[0])
+        if settled[name] not in values or type(settled[name]) is not type(values[0]):
+            raise SettingsError(
+                f"graph choice {name}={settled[name]!r}; choose from {list(values)}")
+    given = _mapping("plan's regions", plan.get("regions", {}))
+    _check_keys("plan's regions", given, tuple(region.id for region in graph.regions))
+    regions = {
+        region.id: _settle(region, _mapping(region.id, given.get(region.id, {})), device)
+        for region in graph.regions
+        if region.kind != "view" or region.id in given
+    }
+    return {"graph": settled, "regions": regions}
 
 
-def _head(problem: Problem, blocks: Sequence[Block], device: DeviceFacts) -> str:
-    external = external_operations(blocks)
-    listed = ", ".join(f"{name} ({', '.join(regions)})" for name, regions in external.items())
-    lines = [
-        f'"""{_plain(problem.name)}, built for {_plain(device.name)} ({device.target}).',
-        "",
-        *textwrap.wrap(f"Operations that are not our own kernels: {listed or 'none'}.", 98),
-        "Run under torch.no_grad(). Inputs of another shape or dtype are refused.",
-        '"""',
-    ]
-    return "\n".join(lines) + "\n"
+def _settle(region: Region, choice: Mapping[str, Any], device: DeviceFacts) -> dict[str, Any]:
+    _check_keys(f"region {region.id}", choice, ("skill", "knobs"))
+    offered = _choices(region, device)
+    name = choice.get("skill", next(iter(offered)))
+    if name not in offered:
+        raise SettingsError(
+            f"no skill {name!r} for region {region.id} ({region.kind}); use {', '.join(offered)}"
+        )
+    knobs = _mapping(f"knobs of region {region.id}", choice.get("knobs", {}))
+    try:
+        return {"skill": name, "knobs": offered[name].validate(knobs)}
+    except SettingsError as error:
+        raise SettingsError(f"region {region.id}, skill {name}: {error}") from None
 
 
-def _plain(text: str) -> str:
-    return text.replace("\\", "/").replace('"', "'").splitlines()[0] if text else text
+def _mapping(what: str, value: Any) -> Mapping[str, Any]:
+    if not isinstance(value, Mapping):
+        raise SettingsError(f"{what} is a {type(value).__name__}; give an object")
+    return value
 
 
-def _constant(graph: Graph, name: str) -> str:
-    value = graph.values[name]
-    literal = tensor_literal(graph.constants[name], value.shape)
-    reshaped = f".view({value.shape})" if len(value.shape) > 1 or value.numel == 0 else ""
-    text = f"return torch.tensor({literal}, dtype=torch.{value.dtype}, device=device){reshaped}"
-    return f"def _{name}(device):\n{textwrap.indent(text, '    ')}\n"
+def _check_keys(what: str, given: Mapping[str, Any], known: tuple[str, ...]) -> None:
+    for name in given:
+        if name not in known:
+            raise SettingsError(f"{what} has no {name!r}; there are {', '.join(known)}")
 
 
-def _class(
-    problem: Problem,
-    graph: Graph,
-    blocks: list[Block],
-    plan: Plan,
-    device: DeviceFacts,
-) -> str:
-    methods: list[str] = []
-    if problem.kind == "live":
-        methods.append(HOLDER_INIT)
-    device_type = "cuda" if device.target == "cuda" else "cpu"
-    lines = ["runtime.inference_only(self)", *guards(graph, device_type)]
-    computed = [*body(graph, blocks), "", f"return {result(graph)}"]
-    names = list(leaves(graph.inputs))
-    if plan["graph"].get("cuda_graph"):
-        lines += _GRAPHED.format(arguments=", ".join(names)).splitlines()
-        methods.append(_method(f"forward(self{_parameters(graph)})", lines))
-        methods.append(_method(f"_compute(self{''.join(f', {n}' for n in names)})", computed))
-    else:
-        methods.append(_method(f"forward(self{_parameters(graph)})", lines + computed))
-    if graph.constants or graph.derived:
-        methods.append(_ONCE)
-    base = "Model" if problem.kind == "file" else "torch.nn.Module"
-    text = "\n".join(textwrap.indent(method, "    ") for method in methods)
-    return f"class ModelNew({base}):\n{text}"
+def _write(region: Region, choice: Mapping[str, Any], device: DeviceFacts) -> Written:
+    from cuda_agent.skills import all_skills
+
+    try:
+        return all_skills()[choice["skill"]].write(region, dict(choice["knobs"]), device)
+    except SettingsError as error:
+        raise SettingsError(f"region {region.id}, skill {choice['skill']}: {error}") from None
 
 
-def _method(signature: str, lines: Sequence[str]) -> str:
-    return f"def {signature}:\n" + textwrap.indent("\n".join(lines), "    ") + "\n"
+# --- descriptions -----------------------------------------------------------------------------
 
 
-def _parameters(graph: Graph) -> str:
-    """forward's parameters as the original has them; optional ones keep their default."""
-    text = ""
-    for name in graph.input_names:
-        default = f"={graph.baked[name]!r}" if name in graph.defaulted else ""
-        text += f", {name}{default}"
-    return text
+def _detail(region: Region) -> dict[str, Any]:
+    return {
+        "kind": region.kind,
+        "ops": list(region.op_names),
+        "space": list(region.space),
+        "reduce_dims": list(region.reduce_dims),
+        "inputs": {t.name: {"shape": list(t.shape), "dtype": t.dtype} for t in region.inputs},
+        "outputs": {t.name: {"shape": list(t.shape), "dtype": t.dtype} for t in region.outputs},
+        "bytes_moved": region.bytes_moved,
+    }
+
+
+def _torch_comment(region: Region) -> str:
+    names = list(dict.fromkeys(op.name.strip("_") for op in region.ops))
+    shown = ", ".join(names[:6]) + (", ..." if len(names) > 6 else "")
+    return f"{shown} (views)" if region.kind == "view" else f"{shown} by torch"
+
+
+def _header(external_ops: list[str], device: DeviceFacts) -> list[str]:
+    lines = [f"Built for {device.name}. Shapes and dtypes are fixed: other inputs are refused."]
+    if external_ops:
+        lines.append(f"Computed by torch or vendor libraries: {', '.join(external_ops)}.")
+    return lines

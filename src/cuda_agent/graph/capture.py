@@ -10,15 +10,17 @@ import inspect
 import operator
 import warnings
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any, Literal
 
 import torch
 from torch import fx, nn
 from torch.export.graph_signature import ExportGraphSignature, InputKind, OutputKind
+from torch.utils import _pytree as pytree
 
 from cuda_agent.errors import CaptureError
 from cuda_agent.graph.decompositions import table
-from cuda_agent.graph.ir import Arg, Graph, InputTree, Op, Ref
+from cuda_agent.graph.ir import Arg, Graph, Held, InputTree, Op, Ref
 from cuda_agent.graph.passes import run_passes
 from cuda_agent.graph.program import Program, describe
 from cuda_agent.graph.regions import form_regions
@@ -53,13 +55,31 @@ def capture(model: nn.Module, inputs: Sequence[Any], *, fold: bool = False) -> G
         defaulted=program.defaulted,
         constants=program.constants,
         derived=derived,
+        state=_state(model, program),
     )
 
 
+def _state(model: nn.Module, program: Program) -> tuple[Held, ...]:
+    held: dict[str, Held] = {}
+    for path, parameter in model.named_parameters(remove_duplicate=False):
+        held[path] = Held(path, describe(path, parameter), "parameter")
+    saved = model.state_dict(keep_vars=True)
+    for path, buffer in model.named_buffers(remove_duplicate=False):
+        kind: Literal["buffer", "constant"] = "buffer" if path in saved else "constant"
+        held[path] = Held(path, describe(path, buffer), kind)
+    for name, path in program.attributes.items():
+        held.setdefault(path, Held(path, replace(program.values[name], name=path), "constant"))
+    return tuple(held.values())
+
+
 def trace(model: nn.Module, inputs: Sequence[Any]) -> Program:
-    """The program of `model.forward(*inputs)` in core ATen ops, before any pass."""
+    """The program of `model.forward(*inputs)` in core ATen ops, before any pass.
+
+    Inputs are taken as contiguous, which is what a solution makes of them.
+    """
     for position, value in enumerate(inputs):
         _check_input(f"input {position}", value)
+    inputs = tuple(pytree.tree_map_only(torch.Tensor, torch.Tensor.contiguous, tuple(inputs)))
     try:
         with _quiet(), torch.no_grad():
             exported = torch.export.export(model, tuple(inputs), strict=False)

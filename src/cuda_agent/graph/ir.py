@@ -124,6 +124,16 @@ class Derived:
 
 
 @dataclass(frozen=True)
+class Held:
+    """A tensor that the module holds at an attribute path; a constant is one outside its state_dict
+    (a non-persistent buffer, a tensor in a plain attribute)."""
+
+    path: str
+    tensor: Tensor
+    kind: Literal["parameter", "buffer", "constant"]
+
+
+@dataclass(frozen=True)
 class Graph:
     """A captured module.
 
@@ -135,7 +145,8 @@ class Graph:
     `input_names` are forward's parameter names in order, optional ones that were not given
     included at the end; `baked` maps those that are no tensor to the value they were captured
     with. `constants` maps a value name to the elements (row major) of a tensor that forward itself
-    creates from numbers. `derived` values exist only in a graph captured with `fold=True`.
+    creates from numbers. `derived` values exist only in a graph captured with `fold=True`. `state`
+    lists everything that the module holds, read by forward or not.
     """
 
     inputs: tuple[InputTree, ...]
@@ -148,6 +159,7 @@ class Graph:
     baked: dict[str, Arg] = field(default_factory=dict)
     constants: dict[str, tuple[float | int | bool, ...]] = field(default_factory=dict)
     derived: tuple[Derived, ...] = ()
+    state: tuple[Held, ...] = ()
     defaulted: tuple[str, ...] = ()
 
     @property
