@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from torch import nn
 
 from cuda_agent.agents.torchcode import literal, torch_lines
-from cuda_agent.graph.ir import DTYPE_BYTES, Graph, InputTree, Region, Tensor
+from cuda_agent.graph.ir import DTYPE_BYTES, Derived, Graph, InputTree, Region, Tensor
 from cuda_agent.records import Problem
 
 LARGE_BYTES = 1 << 20
@@ -107,7 +107,7 @@ class _Writer:
     def file(self, pieces: Sequence[Piece], has_kernels: bool, header: Sequence[str]) -> list[str]:
         title = f"{self.problem.name}, rewritten for {self.device_type} by cuda-agent."
         lines = [f'"""{_safe(title)}', "", *(_safe(line) for line in header), '"""', ""]
-        if self.graph.constants:
+        if self.graph.constants or any(not d.sources for d in self.graph.derived):
             lines.append("import functools")
         lines += _LOADER.splitlines()
         if has_kernels:
@@ -120,11 +120,7 @@ class _Writer:
         for name in self.graph.constants:
             lines += ["", "", *self._constant(name)]
         for derived in self.graph.derived:
-            args = ", ".join(derived.sources)
-            device = f"{derived.sources[0]}.device"
-            body = torch_lines(derived.ops, self.graph.values, {derived.name}, device)
-            lines += ["", "", f"def compute_{derived.name}({args}):"]
-            lines += [*_indented(body, 4), f"    return {derived.name}"]
+            lines += ["", "", *self._derived(derived)]
         lines += ["", "", *self._class(pieces)]
         return lines
 
@@ -149,6 +145,17 @@ class _Writer:
             f"    return made.reshape({tensor.shape})",
         ]
 
+    def _derived(self, derived: Derived) -> list[str]:
+        """A function of parameters; or of the device alone, as for a causal mask."""
+        name, sources = derived.name, derived.sources
+        device = f"{sources[0]}.device" if sources else "device"
+        body = torch_lines(derived.ops, self.graph.values, {name}, device)
+        if sources:
+            head = [f"def compute_{name}({', '.join(sources)}):"]
+        else:
+            head = ["@functools.cache", f"def make_{name}(device):"]
+        return [*head, *_indented(body, 4), f"    return {name}"]
+
     def _class(self, pieces: Sequence[Piece]) -> list[str]:
         base = "torch.nn.Module" if self.live else "reference.Model"
         lines = [f"class ModelNew({base}):", *_indented(self._init(), 4)]
@@ -167,7 +174,8 @@ class _Writer:
 
     def _init(self) -> list[str]:
         own = [
-            f"self._{d.name} = runtime.Derived(compute_{d.name})" for d in self.graph.derived
+            f"self._{d.name} = runtime.Derived(compute_{d.name})"
+            for d in self.graph.derived if d.sources
         ]
         if self.cuda_graph:
             own.append("self._graphed = runtime.Graphed(self.run, self)")
@@ -189,11 +197,9 @@ class _Writer:
 
     def _signature(self) -> str:
         graph = self.graph
-        trees = dict(zip(graph.input_names, graph.inputs))
-        last = max((i for i, n in enumerate(trees) if trees[n] is not None), default=-1)
         parts = [
-            name if i <= last else f"{name}={literal(graph.baked.get(name))}"
-            for i, name in enumerate(graph.input_names)
+            f"{name}={literal(graph.baked[name])}" if name in graph.defaulted else name
+            for name in graph.input_names
         ]
         return ", ".join(["self", *parts])
 
@@ -225,9 +231,12 @@ class _Writer:
         lines: list[str] = []
         for name, path in graph.attributes.items():
             lines.append(f"{name} = {self._attribute(path)}")
-        for name in graph.constants:
+        alone = [derived.name for derived in graph.derived if not derived.sources]
+        for name in [*graph.constants, *alone]:
             lines.append(f"{name} = make_{name}({self.device})")
         for derived in graph.derived:
+            if not derived.sources:
+                continue
             lines.append(f"{derived.name} = self._{derived.name}({', '.join(derived.sources)})")
         dead = _last_uses(graph)
         for piece in pieces:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from cuda_agent.agents.holder import state_table
 from cuda_agent.agents.workspace import assemble, plan_space
 from cuda_agent.graph import Graph, capture
 from cuda_agent.policies import Plan, PlanSpace
@@ -33,11 +32,7 @@ class Planner:
 
     def assemble(self, plan: Plan) -> Candidate:
         """Raises SettingsError for a plan outside the space or that cannot be written."""
-        problem = self.instance.problem
-        live = state_table(self.instance.model) if problem.kind == "live" else None
-        return assemble(
-            problem, self.graph, self.space.complete(plan), self.facts, live_state=live
-        )
+        return assemble(self.instance.problem, self.graph, self.space.complete(plan), self.facts)
 
     def regions(self) -> list[dict[str, Any]]:
         """What each region computes, JSON-ready, for reports."""
