@@ -137,3 +137,12 @@ def test_options_are_checked() -> None:
         Options("cpu", minutes=-1)
     with pytest.raises(SettingsError, match="precision"):
         _ = Options("cpu", precision=cast(Any, "loose")).settings
+
+
+def test_out_of_time_one_audit_is_enough_and_there_is_always_one(tmp_path: Path) -> None:
+    makers = Makers()
+    outcome = run(Store(tmp_path), makers, budget=4, minutes=0.02)
+    assert len(makers.screen.judged) == 4 and len(makers.audit.judged) == 2
+    late = Makers()
+    outcome = run(Store(tmp_path), late, budget=99, minutes=1e-9)
+    assert outcome.candidate is not None and late.screen.judged == []

@@ -61,7 +61,7 @@ def test_a_choice_that_alone_explains_a_failure_is_left_alone() -> None:
     )
     conversation = Conversation(SPACE, default, 30, steps)
     for _ in range(20):
-        plan = SearchPolicy(0).act(conversation).arguments["plan"]
+        plan = SearchPolicy(0, patience=99).act(conversation).arguments["plan"]
         assert not surface.fails(plan)
         conversation += Step(apply_plan(plan), "ok", verdict(surface.ms(plan)))
 

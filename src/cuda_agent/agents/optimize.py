@@ -164,7 +164,7 @@ def optimize_instance(
             )
         with worker(audit) as auditor:
             ranked = ranking(_episode(store, run_id, instance, options), store)
-            _audit(room(audit, auditor), ranked, audited, tell)
+            _audit(room(audit, auditor), ranked, audited, tell, _end(options, start))
     except KeyboardInterrupt:
         interrupted = True
     episode = _episode(store, run_id, instance, options)
@@ -205,7 +205,12 @@ def _key(settings: Settings, run_id: str) -> str:
     return content_hash(settings.key, run_id)
 
 
+def _end(options: Options, start: float) -> float | None:
+    return None if options.minutes is None else start + options.minutes * 60
+
+
 def _deadline(options: Options, start: float) -> float | None:
+    """When the search must leave the rest of the time to the audits."""
     if options.minutes is None:
         return None
     seconds = options.minutes * 60
@@ -222,11 +227,13 @@ def _audit(
     ranked: Sequence[tuple[Candidate, Verdict]],
     audited: list[tuple[Candidate, Verdict]],
     tell: Observer,
+    end: float | None,
 ) -> None:
-    """Appends to `audited`, which so survives an interrupt."""
+    """Appends to `audited`, which so survives an interrupt. After `end` one correct one will do."""
     for candidate, _ in ranked[:MAX_AUDITS]:
         correct = sum(verdict.ok for _, verdict in audited)
-        if correct == AUDITED:
+        late = end is not None and time.monotonic() >= end
+        if correct == AUDITED or (correct and late):
             return
         tell.stage(f"audit {correct + 1} of {min(AUDITED, len(ranked))}")
         try:

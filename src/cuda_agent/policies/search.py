@@ -2,7 +2,8 @@
 
 The model: log cost = base + the sum of one effect for each choice in the plan (a region's skill, a
 region's knob, the same knob wherever that skill is used, a choice of the whole graph), a linear
-regression with Gaussian priors around zero (all options of a choice alike). One measurement of a
+regression with Gaussian priors around zero (all options of a choice alike), in which a measurement
+counts as much as its interval is narrow. One measurement of a
 plan thus says something of every plan that shares a choice with it, and regions are learnt apart
 although only the whole is ever timed.
 
@@ -31,7 +32,7 @@ PATIENCE = 10
 MIN_GAIN = 0.005
 
 NOISE = 0.02
-"""Deviation of log cost that the choices do not explain: noise and interactions."""
+"""Deviation of log cost that the choices do not explain (interactions), beside measured noise."""
 
 BASE_VARIANCE = 100.0
 
@@ -114,9 +115,10 @@ class Model:
                 scales.append(SCALE[feature[0]])
         told = [s for s in steps if s.plan is not None and s.status != "harness_error"]
         rows, values = self._data(told)
+        self._noise = np.array([_noise(step) for step in told])
         self._prior = np.concatenate([[BASE_VARIANCE], np.array(scales) ** 2])
         self._design = np.hstack([np.ones((len(rows), 1)), rows])
-        gram = (self._design * self._prior) @ self._design.T + NOISE**2 * np.eye(len(values))
+        gram = (self._design * self._prior) @ self._design.T + np.diag(self._noise**2)
         # prior @ design.T @ gram^-1; the covariance itself (features x features) is never formed.
         self._gain = np.linalg.solve(gram, self._design * self._prior).T
         self._values = values
@@ -158,7 +160,7 @@ class Model:
         """One draw of all effects from the posterior: a draw from the prior, corrected by what it
         gets wrong on the data (Matheron's rule)."""
         drawn = np.array([rng.gauss(0.0, math.sqrt(v)) for v in self._prior])
-        noise = np.array([rng.gauss(0.0, NOISE) for _ in self._values])
+        noise = np.array([rng.gauss(0.0, n) for n in self._noise])
         return np.asarray(drawn + self._gain @ (self._values - self._design @ drawn - noise))
 
     def descend(self, plan: Plan, effects: np.ndarray) -> Plan:
@@ -194,6 +196,14 @@ class Model:
         return sum(self._effect(f, effects) for f in _region_features(region, choice))
 
 
+def _noise(step: Step) -> float:
+    """Deviation of a step's log cost: from the interval of its speed-up where that is wide."""
+    interval = step.verdict.speedup.get("eager") if step.verdict is not None else None
+    if interval is None or interval.low <= 0:
+        return NOISE
+    return math.hypot(NOISE, math.log(interval.high / interval.low) / 4)
+
+
 def _features(plan: Plan) -> Iterator[Feature]:
     for name, value in plan["graph"].items():
         yield ("graph", name, repr(value))
@@ -208,7 +218,8 @@ def _region_features(region: str, choice: Plan) -> Iterator[Feature]:
 
 
 def _knob_features(region: str, skill: str, name: str, value: object) -> Iterable[Feature]:
-    return (("knob", region, skill, name, repr(value)), ("shared", skill, name, repr(value)))
+    """Within a region, skills that share a knob's name share the code generator behind it."""
+    return (("knob", region, name, repr(value)), ("shared", skill, name, repr(value)))
 
 
 def _all_features(space: PlanSpace) -> Iterator[Feature]:
