@@ -1,4 +1,4 @@
-"""A candidate of our own skills, in this process, on the parameters of a module."""
+"""A solution of a live module, in this process, on the parameters of a module like it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import sys
 from pathlib import Path
 from types import ModuleType
 
-import torch
 from torch import nn
 
 from cuda_agent.agents.optimize import cache_dir
@@ -20,43 +19,15 @@ from cuda_agent.store import write_file
 
 
 def bind(candidate: Candidate, module: nn.Module, instance: Instance) -> nn.Module:
-    """ModelNew of a trusted candidate, holding the very parameters and buffers of `module`.
+    """ModelNew in eval mode, holding the very parameters and buffers of `module`.
 
-    Only files that our own skills wrote are run here. Raises CandidateError for others, and when
-    the state_dict differs.
+    Only files that our own skills wrote for a live module are run here. Raises CandidateError for
+    others.
     """
-    if not candidate.trusted:
+    if not candidate.trusted or instance.problem.kind != "live":
         raise CandidateError("only solutions of our own skills are loaded into this process.")
-    made: nn.Module = _load(candidate, instance).ModelNew(
-        *instance.init_inputs, **instance.init_kwargs
-    )
-    state = module.state_dict(keep_vars=True)
-    try:
-        made.load_state_dict(state, strict=True, assign=True)
-    except RuntimeError as error:
-        raise CandidateError(f"the solution's state_dict differs: {error}") from error
-    for path, value in plain_tensors(module).items():
-        holder_path, _, leaf = path.rpartition(".")
-        try:
-            holder = made.get_submodule(holder_path)
-        except AttributeError:
-            continue
-        if leaf in holder._buffers:
-            holder._buffers[leaf] = value
-        elif isinstance(vars(holder).get(leaf), torch.Tensor):
-            setattr(holder, leaf, value)
+    made: nn.Module = _load(candidate, instance).ModelNew.adopt(module)
     return made.eval()
-
-
-def plain_tensors(module: nn.Module) -> dict[str, torch.Tensor]:
-    """Tensors outside the state_dict: non-persistent buffers and plain attributes."""
-    state = module.state_dict(keep_vars=True)
-    found = {n: b for n, b in module.named_buffers() if n not in state}
-    for path, part in module.named_modules():
-        for name, value in vars(part).items():
-            if isinstance(value, torch.Tensor):
-                found[f"{path}.{name}".lstrip(".")] = value
-    return found
 
 
 def _load(candidate: Candidate, instance: Instance) -> ModuleType:
