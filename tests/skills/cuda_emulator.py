@@ -150,6 +150,8 @@ static void cluster_arrive() {
 static void cluster_wait() {
     while (emu::cluster_barrier.generation == emu::current->cluster_generation) emu::yield();
 }
+struct alignas(16) int4 { int x, y, z, w; };
+template <typename T> static void __stcs(T* p, const T& v) { *p = v; }
 template <typename T> T* in_block(T* address, unsigned rank) {
     return (T*)((*emu::cluster)[rank].base + ((char*)address - emu::current->home->base));
 }
@@ -176,7 +178,7 @@ def translate(source: str) -> str:
                     "unsigned char* const shared = emu::dynamic();", source)
     counter = iter(range(10_000))
     source = re.sub(
-        r"__shared__ (\w+) (\w+)\[(.+?)\];",
+        r"__shared__ (\w+(?: \w+)?) (\w+)\[(.+?)\];",
         lambda m: f"{m[1]}* const {m[2]} = emu::shared_array<{m[1]}>({next(counter)}, {m[3]});",
         source)
     conversions = "\n".join(math_cpp.HELPERS[n] for n in CONVERSIONS)

@@ -209,6 +209,11 @@ def _batch_norm(x: Any, w: Any, b: Any) -> Any:
     return torch.ops.aten._native_batch_norm_legit.no_stats(x, w, b, True, 0.1, 1e-5)[0]
 
 
+def _eval_batch_norm_softmax(x: Any, w: Any, b: Any, mean: Any, var: Any) -> Any:
+    norm = torch.ops.aten._native_batch_norm_legit_no_training
+    return torch.softmax(norm(x, w, b, mean, var, 0.1, 1e-5)[0], -1)
+
+
 def _gather(x: Any, index: Any) -> Any:
     return torch.log_softmax(x, -1).gather(-1, index).squeeze(-1) * -1.0
 
@@ -308,6 +313,9 @@ NORMS = [
     Case("group_norm_odd", _group_norm(2), randn((3, 6, 7, 3), (6,), (6,)), (3, 2, 3, 21), (2, 3)),
     Case("instance_norm", _instance_norm, randn((3, 5, 9, 12)), (3, 5, 9, 12), (2, 3)),
     Case("batch_norm", _batch_norm, randn((6, 5, 4, 8), (5,), (5,)), (6, 5, 4, 8), (0, 2, 3)),
+    Case("batch_norm_eval_softmax", _eval_batch_norm_softmax,
+         lambda: (torch.randn(3, 6, 4, 8), torch.randn(6), torch.randn(6), torch.randn(6),
+                  torch.rand(6) + 0.5), (3, 6, 4, 8), (3,)),
     Case("l1_norm", lambda x: x / x.abs().mean(1, keepdim=True), randn((9, 300)), (9, 300), (1,)),
     Case("l2_norm", lambda x: x / x.norm(p=2, dim=1, keepdim=True), randn((9, 300)),
          (9, 300), (1,)),

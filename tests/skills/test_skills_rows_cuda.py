@@ -11,7 +11,8 @@ needs_compiler = pytest.mark.skipif(compiler_missing(), reason="g++ is not insta
 # One for each way through the emitter; the others are emulated in the slow test.
 VARIED = {"softmax_hand", "gelu_norm", "flat_sum", "long_softmax", "softmax_dim1", "group_norm",
           "batch_norm", "argmax_1", "extremes_nan", "cross_entropy_weight", "kl",
-          "logsumexp_masked", "var_every", "layer_norm_bf16", "softmax_tall", "tall_argmin"}  # fmt: skip
+          "logsumexp_masked", "var_every", "layer_norm_bf16", "softmax_tall",
+          "tall_argmin"}  # fmt: skip
 
 
 def emulate(case: Case, settings_wanted: slice) -> None:

@@ -24,6 +24,7 @@ SOFTMAX = {"_softmax", "_log_softmax", "softmax", "log_softmax", "_safe_softmax"
 BATCH_NORMS = {"_native_batch_norm_legit", "_native_batch_norm_legit_functional",
                "native_batch_norm"}
 NORMS = {"native_layer_norm", "native_group_norm", "_fused_rms_norm", *BATCH_NORMS}
+EVAL_BATCH_NORM = "_native_batch_norm_legit_no_training"  # pointwise, operands along dim 1
 NLL = {"nll_loss_forward", "nll_loss2d_forward"}
 
 
@@ -145,7 +146,7 @@ class AxisMaps:
             return self._relate_reduction(op)
         if op.name in SOFTMAX:
             return self._same(next(op.refs()), op.outputs[0])
-        if op.name in NORMS:
+        if op.name in NORMS or op.name == EVAL_BATCH_NORM:
             return self._relate_norm(op)
         if op.name in NLL or op.name == "gather":
             return self._relate_pick(op)

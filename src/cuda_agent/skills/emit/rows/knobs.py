@@ -11,7 +11,7 @@ from typing import Literal
 
 from cuda_agent.skills.base import Knob, KnobSpace
 from cuda_agent.skills.emit.rows.cpp import CppSchedule
-from cuda_agent.skills.emit.rows.passes import Passes, plan_passes
+from cuda_agent.skills.emit.rows.passes import fuse_online, plan_passes
 from cuda_agent.skills.emit.rows.program import Load, RowProgram, column_major
 from cuda_agent.skills.emit.rows.schedule import Schedule, Storage, best_vector
 from cuda_agent.targets.base import DeviceFacts
@@ -34,26 +34,26 @@ def cuda_knobs(program: RowProgram, facts: DeviceFacts) -> KnobSpace:
         return _column_knobs(program, facts)
     units = max(facts.units, 1)
     vectors = -(-program.columns // best_vector(program))
-    several = _sweeps(program) > 1
+    once = reads_once(program)
     strategy = _row_strategy(program, units)
     strategies: list[Knob] = [strategy]
-    if vectors <= 1024:
+    if vectors <= 1024 or (once and vectors <= 8192 and program.rows >= 16 * units):
         strategies.append("warp")
     if vectors > 32:
         strategies.append("block")
-    if several and vectors >= 512:
+    if vectors >= 512 and (not once or program.rows < 2 * units):
         strategies += [f"cluster{n}" for n in (2, 4, 8) if vectors >= 256 * n]
-    if program.rows < 4 * units and program.columns >= 2 * MIN_SPLIT_COLUMNS:
+    if program.rows < 4 * units and program.columns >= 8 * MIN_SPLIT_COLUMNS:
         strategies.append("split")
-    widest = max(32, min(1024, power_above(vectors)))
     threads = _row_threads(program, strategy)
+    widest = max(128, min(1024, power_above(vectors)))
+    near = [threads, *(t for t in (threads // 2, threads * 2) if 64 <= t <= widest)]
     choices: dict[str, tuple[Knob, ...]] = {
-        "strategy": _unique(strategies),
-        "threads": _unique([threads, *(t for t in (256, 128, 512, 1024) if t <= max(widest, 128))]),
-        "unroll": (4, 8, 2) if vectors > 1024 else (4,),
-    }
-    if several and vectors > 1024:
-        choices["storage"] = ("auto", "reread", "shared")
+        "strategy": _unique(strategies), "threads": _unique([*near])}
+    if vectors > 1024:
+        choices["unroll"] = (4, 8)
+        if not once:
+            choices["storage"] = ("auto", "reread")
     return KnobSpace(choices)
 
 
@@ -63,13 +63,13 @@ def _column_knobs(program: RowProgram, facts: DeviceFacts) -> KnobSpace:
     strategies: list[Knob] = ["column"]
     if tiles < 4 * facts.units and program.columns >= 64:
         strategies.append("column_split")
-        if tiles < facts.units and program.columns >= 256 and _sweeps(program) == 1:
+        if tiles < facts.units and program.columns >= 256 and reads_once(program):
             strategies.reverse()
     return KnobSpace({
         "strategy": tuple(strategies),
         "threads": (256, 128, 512),
-        "vector": _unique([vector, max(1, vector // 2), 1]),
-        "unroll": (4, 8, 2),
+        "vector": _unique([vector, max(1, vector // 2)]),
+        "unroll": (4, 8),
     })
 
 
@@ -77,44 +77,44 @@ def _unique(options: list[Knob]) -> tuple[Knob, ...]:
     return tuple(dict.fromkeys(options))
 
 
-def _sweeps(program: RowProgram) -> int:
-    """Passes over the columns when everything reused is kept."""
-    return sum(p.over_columns for p in plan_passes(program, "all").passes)
+def reads_once(program: RowProgram) -> bool:
+    """Whether one sweep over the columns is enough even when nothing is kept."""
+    plan = plan_passes(fuse_online(program), "none")
+    return sum(p.over_columns for p in plan.passes) <= 1
 
 
 def _row_strategy(program: RowProgram, units: int) -> str:
-    vector = best_vector(program)
-    vectors = -(-program.columns // vector)
-    several = _sweeps(program) > 1
-    few = program.rows < 2 * units
-    if few and not several and program.columns >= 2 * MIN_SPLIT_COLUMNS:
-        return "split"
-    if few and several and vectors >= 2048:
-        return "cluster8" if _fits_cluster(program, 8) or program.rows * 16 >= units else "split"
-    if vectors <= 256 and program.rows * min(vectors, 32) >= 16 * units * 32:
+    vectors = -(-program.columns // best_vector(program))
+    once = reads_once(program)
+    if program.rows < 2 * units and vectors >= 4096:
+        # Few long rows: one block each would leave most of the chip idle.
+        by_cluster = program.columns < 2**19 or (not once and program.rows * 8 >= units)
+        return "cluster8" if by_cluster else "split"
+    if vectors <= 32 or (vectors <= 256 and program.rows >= 16 * units):
         return "warp"
-    if vectors <= 32:
-        return "warp"
-    if not several or _kept_words(program) * program.columns <= 512 * REGISTER_BUDGET[512]:
+    if once or _kept_words(program) * program.columns <= 512 * REGISTER_BUDGET[512]:
         return "block"
     return next((f"cluster{n}" for n in (2, 4, 8) if _fits_cluster(program, n, 512)), "cluster8")
 
 
-def _fits_cluster(program: RowProgram, blocks: int, threads: int = 1024) -> bool:
+def _fits_cluster(program: RowProgram, blocks: int, threads: int) -> bool:
     words = _kept_words(program) * program.columns
     return words <= blocks * threads * REGISTER_BUDGET[threads]
 
 
-def _kept_words(program: RowProgram, plan: Passes | None = None) -> float:
+def _kept_words(program: RowProgram) -> float:
     """32-bit registers that one column needs while its row is held."""
-    plan = plan or plan_passes(program, "all")
+    plan = plan_passes(program, "all")
     alive = [0.0] * (len(plan.passes) + 1)
     for value, (first, last) in plan.kept.items():
-        step = program.step_of(value)
-        words = step.operand.element_bytes / 4 if isinstance(step, Load) else 1.0
         for index in range(first, last):
-            alive[index] += words
+            alive[index] += _words(program, value)
     return max(alive)
+
+
+def _words(program: RowProgram, value: str) -> float:
+    step = program.step_of(value)
+    return step.operand.element_bytes / 4 if isinstance(step, Load) else 1.0
 
 
 def _row_threads(program: RowProgram, strategy: str) -> int:
@@ -141,38 +141,36 @@ def cuda_schedule(
     vectors = -(-program.columns // vector)
     if strategy == "warp":
         lanes = min(32, power_above(vectors))
-        storage = _storage(program, threads, -(-vectors // lanes) * vector, 0, "auto")
+        storage = _storage(program, threads, -(-vectors // lanes), vector, unroll, 0, "auto")
         return Schedule("warp", threads, vector, lanes, 1, storage, unroll)
     if strategy == "split":
-        wanted = -(-4 * facts.units // program.rows)
-        blocks = max(2, min(wanted, -(-program.columns // MIN_SPLIT_COLUMNS), 1024))
+        resident = facts.units * max(1, 2048 // threads) // program.rows
+        blocks = max(2, min(resident, -(-program.columns // MIN_SPLIT_COLUMNS), 2048))
         return Schedule("split", threads, vector, threads, blocks, "reread", unroll)
     blocks = int(strategy[7:]) if strategy.startswith("cluster") else 1
     share = -(-vectors // blocks)
     threads = max(32, min(threads, power_above(share)))
-    chunks = -(-share // threads)
-    storage = _storage(program, threads, chunks * vector,
+    storage = _storage(program, threads, -(-share // threads), vector, unroll,
                        facts.shared_bytes_per_block - 4096, str(knobs.get("storage", "auto")))
     return Schedule("cluster" if blocks > 1 else "block", threads, vector, threads, blocks,
                     storage, unroll)
 
 
 def _storage(
-    program: RowProgram, threads: int, columns: int, shared_limit: int, wish: str
+    program: RowProgram, threads: int, chunks: int, vector: int, unroll: int, shared_limit: int,
+    wish: str,
 ) -> Storage:
-    """Where a thread keeps `columns` columns of its row: the first place where they fit."""
-    if not plan_passes(program, "all").kept:
+    """Where a thread keeps `chunks` vectors of its row: the first place where they fit."""
+    if wish == "reread" or not plan_passes(program, "all").kept:
         return "reread"
-    if wish == "reread":
-        return "reread"
-    if wish != "shared" and _kept_words(program) * columns <= REGISTER_BUDGET[threads]:
+    if _kept_words(program) * chunks * vector <= REGISTER_BUDGET[threads]:
         return "register"
-    plan = plan_passes(program, "loads")
-    words = sum(
-        step.operand.element_bytes / 4 if isinstance(step := program.step_of(value), Load) else 1.0
-        for value in plan.kept)
-    # Chunks are rounded up to whole batches of at most eight.
-    return "shared" if 4 * words * (columns + 64) * threads <= shared_limit else "reread"
+    if reads_once(program):
+        return "reread"
+    words = sum(_words(program, value) for value in plan_passes(program, "loads").kept)
+    whole_batches = -(-chunks // unroll) * unroll
+    needed = 4 * words * whole_batches * vector * threads
+    return "shared" if needed <= shared_limit else "reread"
 
 
 def _column_schedule(
@@ -182,17 +180,19 @@ def _column_schedule(
     results = sum(len(r.values) + 1 for r in program.reduces)
     while vector > 1 and threads * vector * 8 * results > TILE_SLOTS_BYTES:
         vector //= 2
-    lanes = min(32, power_above(-(-inner // vector)))
-    parts = min(threads // lanes, power_above(program.columns))
-    threads = max(32, lanes * parts)
+    # Parts of a block share the columns when each still has a few; else all threads lie along rows.
+    parts = max(1, min(threads // 32, power_above(program.columns // 8 + 1) // 2))
+    lanes = min(threads // parts, power_above(-(-inner // vector)))
+    threads = max(32, lanes * min(threads // lanes, power_above(program.columns)))
     parts = threads // lanes
     if strategy == "column_split":
         tiles = -(-inner // (lanes * vector)) * (program.rows // inner)
-        wanted = -(-4 * facts.units // tiles)
-        blocks = max(2, min(wanted, program.columns // (parts * 4), 1024))
+        resident = facts.units * max(1, 2048 // threads) // tiles
+        blocks = max(2, min(resident, program.columns // (parts * 4), 1024))
         return Schedule("column_split", threads, vector, lanes, blocks, "reread", unroll)
-    columns = -(-program.columns // parts) * vector
-    storage = _storage(program, threads, columns, facts.shared_bytes_per_block - 49152, "auto")
+    chunks = -(-program.columns // parts)
+    storage = _storage(program, threads, chunks, vector, unroll,
+                       facts.shared_bytes_per_block - TILE_SLOTS_BYTES, "auto")
     return Schedule("column", threads, vector, lanes, 1, storage, unroll)
 
 

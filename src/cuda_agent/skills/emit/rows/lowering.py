@@ -48,6 +48,8 @@ class _Lowering:
         self.values: dict[str, Value] = {}
         self.alias: dict[str, str] = {}
         self.inputs = {t.name: t for t in region.inputs}
+        # Steps by what they compute: the mean that a variance needs is often there already.
+        self.made: dict[object, str] = {}
         # The loss that `fold` averages over rows, and everything computed from it.
         self.fold_steps: list[Step] = []
         self.fold_values: dict[str, Value] = {}
@@ -123,6 +125,9 @@ class _Lowering:
         return self._map(op, name, dtype)
 
     def _map(self, op: Op, name: str, dtype: str) -> str:
+        key = (op.target, op.args, op.kwargs, dtype)
+        if key in self.made:
+            return self.made[key]
         folded = [n for n in op.refs() if n in self.fold_values]
         if folded:
             if any(n not in self.fold_values for n in op.refs()):
@@ -132,10 +137,15 @@ class _Lowering:
             return name
         elem = any(self.values[n].level == "elem" for n in op.refs())
         self.steps.append(Map(name, op))
+        self.made[key] = name
         return self._define(name, dtype, "elem" if elem else "row")
 
     def reduce(self, kind: str, source: str, name: str, dtype: str | None = None) -> str:
+        key = (kind, source, dtype)
+        if key in self.made:
+            return self.made[key]
         self.steps.append(Reduce((name,), kind, source))
+        self.made[key] = name
         return self._define(name, dtype or self.compute_dtype(source), "row")
 
     def compute_dtype(self, value: str) -> str:
@@ -175,7 +185,7 @@ class _Lowering:
             self._pointwise(op)
 
     def _pointwise(self, op: Op) -> None:
-        if not expressions.supports(op, self.region.values) or len(op.outputs) != 1:
+        if not expressions.supports(op, self.region.values) or any(op.outputs[1:]):
             raise Unsupported(f"{op.target} has no expression")
         out = op.outputs[0]
         op = Op(op.target, self._rename(op.args), (out,),
@@ -281,17 +291,17 @@ class _Lowering:
             "eq.Scalar", Ref(size), float("inf"), name=self.name("infinite"), dtype="bool")
         shift = self.emit("where.self", Ref(infinite), 0.0, Ref(top),
                           name=self.name("shift"), dtype=dtype)
-        _, total = self.exponentials(x, shift)
+        _, _, total = self.exponentials(x, shift)
         log = self.emit("log.default", Ref(total), name=self.name("log_total"), dtype=dtype)
         return self.emit("add.Tensor", Ref(log), Ref(shift), name=self.name("lse"), dtype=dtype)
 
-    def exponentials(self, x: str, shift: str) -> tuple[str, str]:
-        """(x - shift, sum of exp(x - shift))."""
+    def exponentials(self, x: str, shift: str) -> tuple[str, str, str]:
+        """(x - shift, its exponential, their sum)."""
         dtype = self.compute_dtype(x)
         shifted = self.emit(
             "sub.Tensor", Ref(x), Ref(shift), name=self.name("shifted"), dtype=dtype)
         power = self.emit("exp.default", Ref(shifted), name=self.name("power"), dtype=dtype)
-        return shifted, self.reduce("sum", power, self.name("power_sum"))
+        return shifted, power, self.reduce("sum", power, self.name("power_sum"))
 
     def softmax(self, op: Op) -> None:
         x = self.get(next(op.refs()))
@@ -301,13 +311,11 @@ class _Lowering:
             raise Unsupported(f"{op.name} does not run over the region's reduce dims")
         out, dtype = op.outputs[0], self.compute_dtype(x)
         top = self.reduce("max", x, self.name("peak"))
-        shifted, total = self.exponentials(x, top)
+        shifted, power, total = self.exponentials(x, top)
         if "log" in op.name:
             log = self.emit("log.default", Ref(total), name=self.name("log_total"), dtype=dtype)
             self.finish(out, self.emit("sub.Tensor", Ref(shifted), Ref(log), name=out, dtype=dtype))
             return
-        power = next(s.value for s in reversed(self.steps)
-                     if isinstance(s, Map) and s.op.name == "exp")
         result = self.emit("div.Tensor", Ref(power), Ref(total), name=self.name("share"),
                            dtype=dtype)
         if op.name == "_safe_softmax":

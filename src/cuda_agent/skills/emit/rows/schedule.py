@@ -79,8 +79,8 @@ def takes_tail(program: RowProgram) -> bool:
 def best_vector(program: RowProgram, limit_bytes: int = 16) -> int:
     """Elements per access so that the narrowest wide operand fills `limit_bytes`; 1 if unaligned.
 
-    Wider dtypes then take several 16-byte accesses. Operands that cannot be read in vectors do
-    not count as long as the main part of the traffic can be.
+    At most 8: wider dtypes then take several 16-byte accesses. Operands that cannot be read in
+    vectors do not count as long as the main part of the traffic can be.
     """
     column = column_major(program)
     elem = [o for o in program.operands if o.level == "elem"]
@@ -89,7 +89,7 @@ def best_vector(program: RowProgram, limit_bytes: int = 16) -> int:
     traffic = {o: program.elements(o) * o.element_bytes for o in elem}
     heavy = [o for o in elem if 8 * traffic[o] >= max(traffic.values())]
     narrowest = min(o.element_bytes for o in heavy)
-    vector = max(1, limit_bytes // narrowest)
+    vector = max(1, min(8, limit_bytes // narrowest))
     inner = program.row_axes[-1:] if column else program.col_axes[-1:]
     while vector > 1:
         good = sum(traffic[o] for o in heavy if fits_vector(program, o, vector, column))
