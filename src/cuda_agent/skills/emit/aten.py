@@ -188,6 +188,24 @@ def _frac(c: Context, x: Any) -> str:
     return f"({c(x)} - {c.call('trunc', x)})"
 
 
+@register("deg2rad")
+def _deg2rad(c: Context, x: Any) -> str:
+    return f"({c(x)} * {c(math.pi / 180)})"
+
+
+@register("xlogy")
+def _xlogy(c: Context, x: Any, y: Any) -> str:
+    zero = f"({c(x)} == {c(0)} ? {c(0)} : {c(x)} * {c.call('log', y)})"
+    return f"({c(y)} != {c(y)} ? {c(y)} : {zero})"
+
+
+@register("logaddexp")
+def _logaddexp(c: Context, a: Any, b: Any) -> str:
+    high = c.call("maximum", a, b)
+    tail = c.call("log1p", c.call("exp", f"-{c.call('abs', f'{c(a)} - {c(b)}')}"))
+    return f"({c(a)} == {c(b)} && {c.call('abs', a)} == {c(math.inf)} ? {c(a)} : {high} + {tail})"
+
+
 for _name in ("atan2", "hypot", "copysign", "fmin", "fmax"):
 
     @register(_name)
@@ -305,6 +323,17 @@ def _softshrink(c: Context, x: Any, lambd: float = 0.5) -> str:
 @register("threshold")
 def _threshold(c: Context, x: Any, threshold: float, value: float) -> str:
     return f"({c(x)} <= {c(threshold)} ? {c(value)} : {c(x)})"
+
+
+@register("log_sigmoid")
+def _log_sigmoid_plain(c: Context, x: Any) -> str:
+    return _log_sigmoid(c, x)
+
+
+@register("logit")
+def _logit(c: Context, x: Any, eps: float | None = None) -> str:
+    v = c(x) if eps is None else _bounded(c(x), c(eps), c(1 - eps))
+    return c.call("log", f"{v} / ({c(1)} - {v})")
 
 
 # --- bounds and choices ---------------------------------------------------------------------
@@ -445,6 +474,20 @@ def _nan_to_num(
     high, low = c(largest if posinf is None else posinf), c(-largest if neginf is None else neginf)
     finite = f"({v} == {c(math.inf)} ? {high} : ({v} == {c(-math.inf)} ? {low} : {v}))"
     return f"({v} != {v} ? {c(nan or 0.0)} : {finite})"
+
+
+@register("signbit")
+def _signbit(c: Context, x: Any) -> str:
+    kind = c.common(x)
+    if kind not in ("float", "double"):
+        return f"({c(x, kind)} < 0)"
+    return f"({c.call('copysign', 1, x, ctype=kind)} < 0)"
+
+
+@register("heaviside")
+def _heaviside(c: Context, x: Any, at_zero: Any) -> str:
+    v = c(x)
+    return f"({v} == {c(0)} ? {c(at_zero)} : ({v} < {c(0)} || {v} != {v} ? {c(0)} : {c(1)}))"
 
 
 # --- constants, copies, conversion ----------------------------------------------------------

@@ -32,7 +32,8 @@ _RESERVED_WORDS = """
     blockIdx threadIdx blockDim gridDim warpSize abs exp exp2 log log1p log2 log10 expm1 sqrt rsqrt
     sin cos tan tanh sinh cosh asin acos atan asinh acosh atanh erf erfc pow fmod floor ceil trunc
     rint fabs fmin fmax atan2 lgamma copysign hypot floorf ceilf round index i j k row col lane warp
-    tile step base offset count begin end main NULL"""
+    tile step base offset count begin end main NULL vector first valid u unroll start stop
+    chunk task rest column element load store stream d0 d1 d2 d3 d4 d5 d6 d7 i0 j0"""
 _RESERVED = frozenset(_RESERVED_WORDS.split())
 
 

@@ -1,0 +1,1 @@
+"""Elementwise regions with broadcasting, as one kernel that runs at the speed of memory."""
