@@ -88,7 +88,7 @@ class FakeWorker:
 
 
 def verdict(
-    ms: float, status: str = "ok", candidate: str = "c", problem: Problem = PROBLEM,
+    ms: float, status: str = "ok", candidate: str = "c0ffee0123456789", problem: Problem = PROBLEM,
     tier: str = "screen",
 ) -> Verdict:
     """`ok` with times around `ms` where eager takes 1 ms and torch.compile 0.9, or a failure."""
