@@ -1,8 +1,9 @@
 """Eager and torch.compile in its modes, each in a trusted process of its own.
 
 They run the code that times candidates, in the same kind of process, with the same threads and
-environment. A live module cannot be rebuilt elsewhere and is timed in the judge's process. A
-baseline that fails is missing, and the reason is kept; it is never 1.0.
+environment. A live module goes there by pickle (this way only: nothing pickled ever comes back);
+one that can't, e.g. of a notebook's class, is timed in the judge's process. A baseline that fails
+is missing, and the reason is kept; it is never 1.0.
 """
 
 from __future__ import annotations
@@ -53,6 +54,7 @@ class Baselines:
         self._cache = cache
         self._entrants: dict[str, Entrant] = {}
         self.missing: dict[str, str] = {}
+        self._unpicklable = False
 
     def entrants(self, names: Sequence[str]) -> dict[str, Entrant]:
         """Those of `names` that work, eager always first. `missing` says why others do not.
@@ -64,7 +66,7 @@ class Baselines:
         wanted = ["eager", *(n for n in BASELINES if n in names and n != "eager")]
         for name in wanted:
             held = self._entrants.get(name)
-            if held is not None and not held.client.alive:
+            if held is not None and not held.client.answers():
                 held.forget()
                 del self._entrants[name]
             if name in self._entrants or name in self.missing:
@@ -80,7 +82,8 @@ class Baselines:
         deadline = float(self._settings.deadline_s or 10.0)
         entrant: Entrant | None = None
         try:
-            entrant = Entrant(self._client(name, seconds), self._target, max(seconds, deadline))
+            client = self._client(name, seconds)
+            entrant = Entrant(client, self._target, max(seconds, deadline), trusted=True)
             entrant.place_inputs(0, *self._reference.inputs())
             entrant.place_outputs(self._reference.forms, 1)
             entrant.run(0)  # compiles
@@ -96,26 +99,40 @@ class Baselines:
 
     def _client(self, name: str, seconds: float) -> Any:
         problem = self._instance.problem
-        if problem.kind == "live":
-            client = LocalClient(self._target, self._handover.threads)
-            client.session.forward = self._live(MODES[name])
-            if MODES[name] and self._target.torch_device().type == "cuda":
-                client.session.before_call = torch.compiler.cudagraph_mark_step_begin
-            return client
-        folder = self._work / "reference"
-        if not folder.exists():
-            folder.mkdir()
-            (folder / "problem.py").write_text(problem.source)
-        contestant = self._pool.fresh()
+        staged = self._stage()
+        if staged is not None:
+            contestant = self._pool.fresh()
+            try:
+                state = self._reference.state() if problem.kind == "file" else ([], [], [])
+                self._handover.load(contestant, staged, state, seconds, compile_mode=MODES[name])
+                return contestant
+            except BaseException:
+                contestant.kill()
+                if problem.kind == "file" or MODES[name] is not None:
+                    raise
+                self._unpicklable = True  # its class cannot be imported elsewhere
+        client = LocalClient(self._target, self._handover.threads)
+        client.session.forward = self._live(MODES[name])
+        if MODES[name] and self._target.torch_device().type == "cuda":
+            client.session.before_call = torch.compiler.cudagraph_mark_step_begin
+        return client
+
+    def _stage(self) -> Staged | None:
+        """The reference on disk; None for a live module that cannot be pickled."""
+        problem, folder = self._instance.problem, self._work / "reference"
         builds, file = self._cache / "baseline-builds", folder / "problem.py"
-        staged = Staged(folder, "problem.py", "Model", "single", builds, file)
-        try:
-            state = self._reference.state()
-            self._handover.load(contestant, staged, state, seconds, compile_mode=MODES[name])
-        except BaseException:
-            contestant.kill()
-            raise
-        return contestant
+        folder.mkdir(exist_ok=True)
+        if problem.kind == "file":
+            file.write_text(problem.source)
+            return Staged(folder, "problem.py", "Model", "single", builds, file)
+        if not self._unpicklable and not (folder / "module.pt").exists():
+            try:
+                torch.save(self._instance.model, folder / "module.pt")
+            except Exception:  # pickle raises whatever a __reduce__ raises
+                self._unpicklable = True
+        if self._unpicklable:
+            return None
+        return Staged(folder, "module.pt", "", "pickled", builds, file)
 
     def _live(self, mode: str | None) -> Any:
         if mode is None:

@@ -76,8 +76,8 @@ def _reap(pid: int, wait_s: float) -> int | None:
     while True:
         try:
             done, status = os.waitpid(pid, os.WNOHANG)
-        except ChildProcessError:
-            return 0
+        except ChildProcessError:  # a child of a server before this one
+            return None
         if done:
             return os.waitstatus_to_exitcode(status)
         if time.monotonic() > deadline:

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 import torch
 
-from cuda_agent.errors import HarnessError
+from cuda_agent.errors import ContestantFailure, HarnessError
 from cuda_agent.evaluation import layout
 from cuda_agent.evaluation.session import Session
 from cuda_agent.targets.base import Arena, Target
@@ -20,6 +20,9 @@ class Client(Protocol):
     """Who runs the forward: process.Contestant, or LocalClient in the judge's own process."""
 
     alive: bool
+
+    def answers(self) -> bool:
+        """Whether it is still there."""
 
     def request(
         self, op: str, seconds: float, fds: Iterable[int] = (), **fields: Any
@@ -55,6 +58,9 @@ class LocalClient:
         else:
             return self._run(op, fields)
         return {}
+
+    def answers(self) -> bool:
+        return self.alive
 
     def _run(self, op: str, fields: Mapping[str, Any]) -> Mapping[str, Any]:
         """The judge keeps its own thread count at one while it times others; here all count."""
@@ -96,13 +102,26 @@ class Entrant:
     The judge owns every arena. `deadline_s` bounds each exchange.
     """
 
-    def __init__(self, client: Client, target: Target, deadline_s: float) -> None:
+    def __init__(
+        self, client: Client, target: Target, deadline_s: float, trusted: bool = False
+    ) -> None:
         self.client = client
+        self.trusted = trusted
         self.target = target
         self.deadline_s = deadline_s
         self._inputs: dict[int, list[torch.Tensor]] = {}
         self._owned: list[Arena] = []
         self._places: list[list[torch.Tensor]] = []
+
+    def _ask(self, op: str, fds: Iterable[int] = (), **fields: Any) -> Mapping[str, Any]:
+        """A request. What goes wrong in a baseline is no candidate's fault."""
+        try:
+            return self.client.request(op, self.deadline_s, fds, **fields)
+        except ContestantFailure as error:
+            if not self.trusted:
+                raise
+            self.client.kill()
+            raise HarnessError(f"a baseline failed ({error.status}): {error}") from error
 
     # --- arenas ---------------------------------------------------------------------------------
 
@@ -125,9 +144,7 @@ class Entrant:
                 view.copy_(t)
         self.target.synchronize()
         handle, fds = self._share(made)
-        self.client.request(
-            "inputs", self.deadline_s, fds, set=index, arena=handle, tree=tree, slots=slots
-        )
+        self._ask("inputs", fds, set=index, arena=handle, tree=tree, slots=slots)
         self._inputs[index] = views
         return made
 
@@ -147,10 +164,7 @@ class Entrant:
         step = max(nbytes, layout.ALIGNMENT)
         arena = self.target.arena(count * step)
         handle, fds = self._share(arena)
-        self.client.request(
-            "outputs", self.deadline_s, fds,
-            arena=handle, slots=slots, count=count, step=step, pad=pad,
-        )
+        self._ask("outputs", fds, arena=handle, slots=slots, count=count, step=step, pad=pad)
         self._owned.append(arena)
         self._places = [layout.views(arena, slots, i * step) for i in range(count)]
 
@@ -169,7 +183,7 @@ class Entrant:
 
     def run(self, index: int, slot: int = 0, record: bool = False) -> Mapping[str, Any]:
         self.poison(slot)
-        return self.client.request("run", self.deadline_s, set=index, slot=slot, record=record)
+        return self._ask("run", set=index, slot=slot, record=record)
 
     def prepare(self) -> None:
         """Cold caches. A CPU's are flushed by the judge, with one thread: nothing of OpenMP may
@@ -178,11 +192,11 @@ class Entrant:
         if self.target.torch_device().type == "cpu":
             self.target.flush_cache()
         else:
-            self.client.request("prepare", self.deadline_s)
+            self._ask("prepare")
 
     def call(self, index: int, slot: int = 0) -> Sample:
         start = time.perf_counter_ns()
-        answer = self.client.request("call", self.deadline_s, set=index, slot=slot)
+        answer = self._ask("call", set=index, slot=slot)
         outside = (time.perf_counter_ns() - start) / 1e6
         return Sample(float(answer["ms"]), outside, answer)
 
@@ -190,16 +204,14 @@ class Entrant:
         """Milliseconds of the judge's clock for forwards back to back, outputs to slots 0, 1..."""
         slots = [i % self.slot_count for i in range(len(indices))]
         start = time.perf_counter_ns()
-        self.client.request(
-            "burst", self.deadline_s, sets=list(indices), slots=slots, copy_only=copy_only
-        )
+        self._ask("burst", sets=list(indices), slots=slots, copy_only=copy_only)
         return (time.perf_counter_ns() - start) / 1e6
 
     def drop(self) -> None:
         """Detach everything and free what this entrant owns."""
         if self.client.alive:
             with contextlib.suppress(Exception):
-                self.client.request("drop", self.deadline_s)
+                self._ask("drop")
         self.forget()
 
     def forget(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -53,6 +54,9 @@ class Handover:
         """
         fields, fds, arena = self._state_fields(state)
         problem = self.instance.problem
+        roots = import_roots(problem) if problem.kind == "file" else ()
+        if staged.form == "pickled":  # its classes come from wherever the caller has them
+            roots = tuple(path for path in sys.path if path)
         try:
             return client.request(
                 "load", seconds, fds,
@@ -60,7 +64,7 @@ class Handover:
                 form=staged.form, cache=str(staged.cache), compile_mode=compile_mode,
                 seed=self.instance.seed if seed is None else seed, dtype=problem.dtype,
                 precision=self.settings.precision, threads=self.threads,
-                import_roots=list(import_roots(problem)) if problem.kind == "file" else [],
+                import_roots=list(roots),
                 init=self._init(), init_from=str(staged.problem_file), state=fields,
             )
         finally:

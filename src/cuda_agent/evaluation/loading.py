@@ -48,17 +48,24 @@ class Loaded:
         sys.path.extend(self._paths)
         if request["form"] == "work_folder":
             _build_extension(self.folder, Path(request["cache"]))
+        if request["form"] == "pickled":  # a live module, for a baseline: the judge's own file
+            path = self.folder / request["entry"]
+            self.model = torch.load(path, map_location=self._device, weights_only=False)
+        else:
+            self.model = self._from_file(request)
+        self.forward = self.model
+        if request["compile_mode"]:
+            mode = None if request["compile_mode"] == "default" else request["compile_mode"]
+            self.forward = torch.compile(self.model, mode=mode)
+
+    def _from_file(self, request: Mapping[str, Any]) -> torch.nn.Module:
         module = _import(self.folder / request["entry"])
         kind = vars(module).get(request["class_name"])
         if not (isinstance(kind, type) and issubclass(kind, torch.nn.Module)):
             raise AttributeError(
                 f"{request['entry']} defines no torch.nn.Module class {request['class_name']}"
             )
-        self.model = self._construct(kind, request)
-        self.forward = self.model
-        if request["compile_mode"]:
-            mode = None if request["compile_mode"] == "default" else request["compile_mode"]
-            self.forward = torch.compile(self.model, mode=mode)
+        return self._construct(kind, request)
 
     def _construct(
         self, kind: type[torch.nn.Module], request: Mapping[str, Any]
@@ -79,7 +86,7 @@ class Loaded:
         else:
             assert failure is not None
             raise failure
-        model = model.to(self._device)
+        model._apply(lambda t: t if t.is_meta else t.to(self._device))
         model._apply(lambda t: t.to(dtype) if t.is_floating_point() else t)
         return model.eval()
 
@@ -102,6 +109,9 @@ class Loaded:
             self.model.load_state_dict(given, strict=True, assign=assign)
             for name, value in zip(request["extra"], values[count:]):
                 _set_extra(self.model, name, value)
+        empty = [n for n, t in self.model.state_dict(keep_vars=True).items() if t.is_meta]
+        if empty:
+            raise RuntimeError(f"ModelNew holds meta tensors that were given no values: {empty}")
         changed = [f"{n}: shape {list(own[n].shape)}" for n in unlike]
         return {"missing": missing[:64], "unexpected": (unexpected + changed)[:64]}
 
@@ -166,11 +176,16 @@ def _set_extra(model: torch.nn.Module, name: str, value: torch.Tensor) -> None:
     except AttributeError:
         return
     old = holder._buffers.get(leaf, vars(holder).get(leaf))
-    if isinstance(old, torch.Tensor) and old.shape == value.shape and old.dtype == value.dtype:
+    if old is None and leaf not in holder._buffers:
+        return
+    like = isinstance(old, torch.Tensor) and old.shape == value.shape and old.dtype == value.dtype
+    if isinstance(old, torch.Tensor) and like and not old.is_meta:
         with torch.no_grad():
             old.copy_(value)
-    elif leaf in holder._buffers:  # registered empty, to be filled
+    elif leaf in holder._buffers:  # registered empty or on meta, to be filled
         holder._buffers[leaf] = value.clone()
+    else:
+        setattr(holder, leaf, value.clone())
 
 
 def _build_extension(folder: Path, cache: Path) -> None:

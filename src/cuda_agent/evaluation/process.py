@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
+import select
 import shutil
 import signal
 import socket
@@ -187,6 +188,12 @@ class Contestant:
             raise self._raised(answer)
         return answer
 
+    def answers(self) -> bool:
+        """Whether an idle contestant is still there: its socket must be open and silent."""
+        if self.alive and select.select([self._channel.fileno()], [], [], 0)[0]:
+            self.kill()
+        return self.alive
+
     def _raised(self, answer: Mapping[str, Any]) -> ContestantFailure:
         text = answer["text"]
         status, name = failures.classify(f"{answer['error']}\n{text}", answer["stage"])
@@ -249,7 +256,7 @@ class Pool:
             raise HarnessError("the pool of contestants is closed")
         while self._spares:
             spare = self._spares.pop()
-            if spare.alive:
+            if spare.answers():
                 return spare
         return self._server.fork()
 
