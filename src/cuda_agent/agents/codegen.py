@@ -244,12 +244,7 @@ class _Writer:
             lines += [line for text in piece.lines for line in text.splitlines()]
             if names := dead.get(piece.region.id):
                 lines.append(f"del {', '.join(names)}")
-        result = ", ".join(graph.outputs)
-        if graph.output_kind == "list":
-            result = f"[{result}]"
-        elif graph.output_kind == "tuple" and len(graph.outputs) == 1:
-            result += ","
-        return [*lines, f"return {result}"]
+        return [*lines, f"return {graph.output_form.format(*graph.outputs)}"]
 
     def _attribute(self, path: str) -> str:
         """`self.layers._modules["0"].weight`: by name where that is an attribute for sure."""

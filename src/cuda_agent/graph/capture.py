@@ -49,7 +49,7 @@ def capture(model: nn.Module, inputs: Sequence[Any], *, fold: bool = False) -> G
         values=program.values,
         regions=form_regions(program.ops, program.values, program.outputs),
         outputs=program.outputs,
-        output_kind=program.output_kind,
+        output_form=program.output_form,
         input_names=program.input_names,
         baked=program.baked,
         defaulted=program.defaulted,
@@ -143,8 +143,7 @@ def _refuse_mutation(signature: ExportGraphSignature) -> None:
 def _to_program(
     model: nn.Module, inputs: Sequence[Any], exported: torch.export.ExportedProgram
 ) -> Program:
-    kind = _output_kind(exported)
-    program = Program([], {}, (), {}, (), output_kind=kind)
+    program = Program([], {}, (), {}, ())
     names: dict[fx.Node, str] = {}
     targets = {spec.arg.name: spec for spec in exported.graph_signature.input_specs}
     parameter_names = _parameter_names(model, len(inputs))
@@ -160,7 +159,7 @@ def _to_program(
         elif node.op == "call_function":
             _add_op(program, node, names)
         elif node.op == "output":
-            program.outputs = _outputs(node, names)
+            program.outputs, program.output_form = _outputs(exported, node, names)
         else:
             raise CaptureError(f"forward uses {node.op} {node.target}, which is not supported")
     remaining = iter(given)
@@ -312,20 +311,39 @@ def _argument(value: Any, names: dict[fx.Node, str]) -> Arg:
     raise CaptureError(f"an argument of type {type(value).__name__} is not supported")
 
 
-def _outputs(node: fx.Node, names: dict[fx.Node, str]) -> tuple[str, ...]:
+def _outputs(
+    exported: torch.export.ExportedProgram, node: fx.Node, names: dict[fx.Node, str]
+) -> tuple[tuple[str, ...], str]:
+    """Names of the tensors that forward returns, and its form: "({0}, {1})"."""
     results = node.args[0]
     assert isinstance(results, (tuple, list))
-    if not all(isinstance(result, fx.Node) and result in names for result in results):
-        raise CaptureError("forward returns something that is no tensor; return tensors only")
-    return tuple(names[result] for result in results if isinstance(result, fx.Node))
+    outputs: list[str] = []
+    forms: list[str] = []
+    for result in results:
+        if result is None:
+            forms.append("None")
+            continue
+        if not isinstance(result, fx.Node) or result not in names:
+            raise CaptureError("forward returns something that is no tensor; return tensors only")
+        forms.append(f"{{{len(outputs)}}}")
+        outputs.append(names[result])
+    if not outputs:
+        raise CaptureError("forward returns no tensor")
+    if exported.call_spec.out_spec is None:
+        return tuple(outputs), forms[0]
+    return tuple(outputs), _form(pytree.tree_unflatten(forms, exported.call_spec.out_spec))
 
 
-def _output_kind(exported: torch.export.ExportedProgram) -> Literal["tensor", "tuple", "list"]:
-    spec = exported.call_spec.out_spec
-    if spec is None or spec.is_leaf():
-        return "tensor"
-    children = spec.children() if callable(getattr(spec, "children", None)) else spec.children_specs
-    if spec.type in (tuple, list) and all(child.is_leaf() for child in children):
-        return "tuple" if spec.type is tuple else "list"
+def _form(value: Any) -> str:
+    """Nested tuples, lists and dicts of format fields as the text of a format string."""
+    if isinstance(value, str):
+        return value
+    if type(value) is tuple:
+        return f"({', '.join(map(_form, value))}{',' if len(value) == 1 else ''})"
+    if type(value) is list:
+        return f"[{', '.join(map(_form, value))}]"
+    if type(value) is dict and all(isinstance(key, (str, int)) for key in value):
+        return "{{" + ", ".join(f"{key!r}: {_form(item)}" for key, item in value.items()) + "}}"
     raise CaptureError(
-        "forward returns a nested or named structure; return a flat tuple of tensors")
+        f"forward returns a {type(value).__name__}; return tensors in tuples, lists or dicts"
+    )

@@ -140,7 +140,7 @@ class Graph:
     `inputs` are the names of the tensor arguments of forward, in order: None for an argument that
     is no tensor (its value is baked in), a tuple for a tuple or list of tensors. `attributes` maps
     a value name to the attribute path that holds it ("linear.weight"). `outputs` are value names;
-    `output_kind` says how forward returns them.
+    `output_form` says how forward returns them: "({0}, {1})".
 
     `input_names` are forward's parameter names in order, optional ones that were not given
     included at the end; `baked` maps those that are no tensor to the value they were captured
@@ -154,7 +154,7 @@ class Graph:
     values: dict[str, Tensor]
     regions: tuple[Region, ...]
     outputs: tuple[str, ...]
-    output_kind: Literal["tensor", "tuple", "list"] = "tensor"
+    output_form: str = "{0}"
     input_names: tuple[str, ...] = ()
     baked: dict[str, Arg] = field(default_factory=dict)
     constants: dict[str, tuple[float | int | bool, ...]] = field(default_factory=dict)

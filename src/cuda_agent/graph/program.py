@@ -10,7 +10,7 @@ import functools
 import keyword
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -31,7 +31,7 @@ class Program:
     inputs: tuple[InputTree, ...]
     attributes: dict[str, str]
     outputs: tuple[str, ...]
-    output_kind: Literal["tensor", "tuple", "list"] = "tensor"
+    output_form: str = "{0}"
     input_names: tuple[str, ...] = ()
     baked: dict[str, Arg] = field(default_factory=dict)
     constants: dict[str, tuple[float | int | bool, ...]] = field(default_factory=dict)
