@@ -146,7 +146,8 @@ CASES = [
     Case(
         "huge_vector",
         _kernel(
-            "std::vector<float> v(std::size_t(1) << 40, 1.0f); y[0] = v[n];", "#include <cstddef>\n#include <vector>"
+            "std::vector<float> v(std::size_t(1) << 40, 1.0f); y[0] = v[n];",
+            "#include <cstddef>\n#include <vector>",
         ),
         "out_of_memory", "out of memory",
     ),

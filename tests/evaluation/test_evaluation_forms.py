@@ -26,7 +26,7 @@ MODEL = "class ModelNew:\n    pass\n"
         ({"model_new.py": MODEL, "kernels/a.cu": 'extern "C" __global__ void a() {}'}, "native"),
         ({"model_new.py": MODEL, "kernels/a.cu": "void f() { k<<<1, 2>>>(); }"}, "host"),
         ({"model_new.py": MODEL, "kernels/a.cuh": "// only a header"}, "single"),
-        ({"model_new.py": MODEL, "binding.cpp": "", "kernels/a.cu": "k<<<1,1>>>();"}, "work_folder"),
+        ({"model_new.py": MODEL, "binding.cpp": "", "kernels/a.cu": "k<<<1>>>"}, "work_folder"),
         ({"model_new.py": MODEL, "kernels/a_binding.cpp": ""}, "work_folder"),
         ({"model_new.py": "ModelNew = build()\n"}, "single"),
     ],
@@ -84,7 +84,7 @@ def test_bad_candidates_get_one_sentence(tmp_path: Path, make: object, says: str
 
 def test_a_file_of_another_kind_is_refused(tmp_path: Path) -> None:
     (tmp_path / "kernel.cu").write_text("")
-    with pytest.raises(CandidateError, match="folder or a .py file"):
+    with pytest.raises(CandidateError, match=r"folder or a \.py file"):
         load_candidate(tmp_path / "kernel.cu", PROBLEM)
 
 

@@ -83,7 +83,7 @@ CHEATS = {
     "A8_native": (cases.native(kernel=cases.KERNEL + "int f() { return ptrace(0, 0, 0, 0); }"),
                   "A8"),
     "A8_clock": (
-        cases.native(kernel=cases.KERNEL + 'extern "C" int clock_gettime(int c, void* t) { return 0; }'),
+        cases.native(kernel=cases.KERNEL + "int clock_gettime(int c, void* t) { return 0; }"),
         "A8",
     ),
     "A5_macro": (
@@ -119,7 +119,7 @@ HONEST = {
     ),
     "autotune": python(
         "best = None\nfor block in (128, 256):\n    try:\n        t = measure(block)\n"
-        "    except RuntimeError:\n        continue\n    best = t if best is None else min(best, t)\n"
+        "    except RuntimeError:\n        continue\n    best = min(best or t, t)\n"
         "return launch(x, best)"
     ),
     "subclass_with_forward": {
@@ -141,7 +141,7 @@ HONEST = {
     ),
     "own_attributes": python("self.scratch = torch.empty(4)\nself.weight.data = x\nreturn x"),
     "words_in_text": python(
-        '"""Like os._exit, sys._getframe and /proc are mentioned here."""\nreturn x  # gc.get_objects'
+        '"""os._exit, sys._getframe and /proc are only named."""\nreturn x  # gc.get_objects'
     ),
     "getattr_names": cases.native(
         forward="\n    def forward(self, x):\n        out = torch.empty_like(x)\n"
@@ -149,7 +149,8 @@ HONEST = {
     ),
     "macros_and_templates": cases.native(
         kernel="// never calls ptrace() or _exit()\n#define CAT(a, b) a##b\n"
-        'static const char* note = "syscall(";\ntemplate <typename T> T twice(T v) { return v + v; }\n'
+        'static const char* note = "syscall(";\n'
+        "template <typename T> T twice(T v) { return v + v; }\n"
         + cases.KERNEL
     ),
     "joined_threads": cases.native(

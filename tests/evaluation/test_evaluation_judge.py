@@ -76,12 +76,13 @@ PROBLEMS = {
     "literal_argument": source("return x * more[0] + len(more[1])", "torch.randn(20, 30), 3, 'ab'"),
     "complex": source("return torch.fft.fft(x)", "torch.randn(8, 64)"),
     "batch_norm": source(
-        "return self.bn(x)", "torch.randn(8, 4, 10)", 
+        "return self.bn(x)", "torch.randn(8, 4, 10)",
         "self.bn = nn.BatchNorm1d(4); self.bn.running_mean.uniform_(1, 2)"
     ),
     "buffers": source(
         "return x * self.kept + self.scale", "torch.randn(8, 16)",
-        "self.register_buffer('kept', torch.rand(16), persistent=False); self.scale = torch.rand(16)",
+        "self.register_buffer('kept', torch.rand(16), persistent=False); "
+        "self.scale = torch.rand(16)",
     ),
     "noncontiguous_output": source("return (x + 1).t()", "torch.randn(8, 16)"),
     "module_state": source(

@@ -77,7 +77,9 @@ def test_paper_lets_one_percent_pass_as_published() -> None:
     ],
     ids=["softmax", "tiny", "mean", "scalar", "offset"],
 )
-def test_zeros_never_pass_and_the_mean_neither(precision: Precision, reference: torch.Tensor) -> None:
+def test_zeros_never_pass_and_the_mean_neither(
+    precision: Precision, reference: torch.Tensor
+) -> None:
     zeros = torch.zeros_like(reference).float()
     assert not judged(zeros, reference, precision=precision).ok
     assert judged(reference.float(), reference, precision=precision).ok

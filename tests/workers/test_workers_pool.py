@@ -96,9 +96,11 @@ def test_a_worker_killed_while_it_judges_is_replaced(pool: LocalPool) -> None:
 @pytest.mark.slow
 def test_user_errors_come_back_as_such(tmp_path: Path) -> None:
     broken = Problem("broken", SOURCE.replace("32, 64", "10**7, 10**7"), "broken.py")
-    with LocalPool(broken, SETTINGS, cache_dir=tmp_path, workers=1) as pool:
-        with pytest.raises(ProblemError, match="needs at least"):
-            pool.evaluate(RIGHT)
+    with (
+        LocalPool(broken, SETTINGS, cache_dir=tmp_path, workers=1) as pool,
+        pytest.raises(ProblemError, match="needs at least"),
+    ):
+        pool.evaluate(RIGHT)
 
 
 def test_a_closed_pool_takes_nothing(tmp_path: Path) -> None:

@@ -27,6 +27,7 @@ from cuda_agent.errors import (
 from cuda_agent.evaluation import forms, guard, profile, stats, trial
 from cuda_agent.evaluation.baselines import Baselines, BaselineStore
 from cuda_agent.evaluation.handover import Handover, State
+from cuda_agent.evaluation.lock import device_lock
 from cuda_agent.evaluation.precision import flags
 from cuda_agent.evaluation.process import Pool
 from cuda_agent.evaluation.reference import CheckedSet, Reference
@@ -72,6 +73,7 @@ class Judge:
         self._probed: list[Finding] | None = None
         self._sets: list[CheckedSet] = []
         self._measured: tuple[dict[str, Timing], dict[str, Interval], dict[str, str]] | None = None
+        self._device_name = f"{self.target.name}-{self.target.torch_device().index or 0}"
         self._environment = self.target.environment()
         self.warm: trial.Warm | None = None
         self.other: tuple[State, CheckedSet] | None = None
@@ -134,8 +136,8 @@ class Judge:
                 self._measured = held
         if self._measured is None:
             sets = [s for s in self.sets() if s.style == "random"]
+            entrants = self.baselines.entrants(wanted)
             with self.timing_mode():
-                entrants = self.baselines.entrants(wanted)
                 limit = max(1.0, self.settings.time_limit_s or 0.0)
                 brief = replace(self.settings, time_limit_s=limit)
                 race = profile.Race(self.target, self.reference, brief, entrants, sets)
@@ -155,13 +157,13 @@ class Judge:
 
     @contextmanager
     def timing_mode(self) -> Iterator[None]:
-        """The policy's flags, and on a CPU one thread: the judge's own OpenMP threads must not be
-        spinning while somebody else's time is taken."""
+        """The device for this judge alone, the policy's flags, and on a CPU one thread: the
+        judge's own OpenMP threads must not be spinning while somebody else's time is taken."""
         threads = torch.get_num_threads()
         if self.target.torch_device().type == "cpu":
             torch.set_num_threads(1)
         try:
-            with flags(self.settings.precision):
+            with device_lock(self._device_name), flags(self.settings.precision):
                 yield
         finally:
             torch.set_num_threads(threads)

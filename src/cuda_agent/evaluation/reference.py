@@ -12,7 +12,7 @@ import torch
 
 from cuda_agent.errors import ProblemError
 from cuda_agent.evaluation import layout, verify
-from cuda_agent.evaluation.precision import flags, tolerance
+from cuda_agent.evaluation.precision import Tolerance, flags, tolerance
 from cuda_agent.problems import Instance
 from cuda_agent.records import ErrorReport, Mismatch, Precision
 
@@ -134,7 +134,7 @@ class Reference:
 
         return needed < machine.free_memory_bytes()
 
-    def _tolerance(self, dtype: torch.dtype) -> Any:
+    def _tolerance(self, dtype: torch.dtype) -> Tolerance | None:
         floating = dtype.is_floating_point or dtype.is_complex
         return tolerance(self.precision, dtype) if floating else None
 
@@ -146,18 +146,19 @@ class Reference:
         """(passed, report so far with this set added). Shapes and dtypes are known to be right."""
         worst = report or ErrorReport(0.0, 0.0, self.against, inputs_checked=0)
         relative, absolute, bound = worst.relative, worst.absolute, worst.bound
-        wrong: Mismatch | None = None
+        passed, wrong = True, None
         for i, (g, e) in enumerate(zip(got, made.expected)):
             limit = self._tolerance(e.dtype)
             found = verify.compare(g, e, limit, self._eager_relative.get(i, 0.0))
             if found.relative >= relative or bound is None:
                 relative, bound = found.relative, found.bound
             absolute = max(absolute, found.absolute)
-            if not found.ok and wrong is None:
-                wrong = verify.mismatch(f"output {i} on {made.style} inputs", g, e, limit)
+            if not found.ok and passed:
+                passed = False
+                wrong = _mismatch(f"output {i} on {made.style} inputs", g, e, limit)
                 relative, bound = found.relative, found.bound
         eager = max(self._eager_relative.values(), default=0.0)
-        return wrong is None, ErrorReport(
+        return passed, ErrorReport(
             relative=_finite(relative), absolute=_finite(absolute), against=self.against,
             eager=eager, bound=bound, inputs_checked=worst.inputs_checked + 1, mismatch=wrong,
         )
@@ -189,6 +190,16 @@ class Reference:
         finally:
             for p, data in saved:
                 p.data = data
+
+
+def _mismatch(
+    name: str, got: torch.Tensor, expected: verify.Expected, limit: Tolerance | None
+) -> Mismatch | None:
+    """None where there is no memory to look for it: the verdict does not hang on it."""
+    try:
+        return verify.mismatch(name, got, expected, limit)
+    except (torch.OutOfMemoryError, MemoryError):
+        return None
 
 
 def perturbed(data: torch.Tensor) -> torch.Tensor:

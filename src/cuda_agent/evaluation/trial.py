@@ -238,9 +238,10 @@ class Trial:
         judge, settings = self.judge, self.judge.settings
         timings, ratios, _ = judge.baseline_measurements()
         names = tuple(settings.baselines or ()) if settings.tier == "audit" else ("eager",)
+        baselines = judge.baselines.entrants(names)
         with judge.timing_mode():
             race = profile.Race(
-                judge.target, judge.reference, settings, judge.baselines.entrants(names),
+                judge.target, judge.reference, settings, baselines,
                 [s for s in self.checked if s.style == "random"], entrant, not self.reusing,
             )
             try:
@@ -249,6 +250,8 @@ class Trial:
                 # Files of our own skills hold nothing that could tamper with a clock.
                 accusation = None if self.reusing else race.clocks()
                 race.check_burst()
+                if settings.tier == "audit":
+                    self.outcome.energy_mj = race.energy_mj()
                 self._measured(race, accusation, timings, ratios)
             finally:
                 for baseline in race.baselines.values():
