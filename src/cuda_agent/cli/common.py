@@ -18,7 +18,7 @@ from rich.table import Table
 from cuda_agent import targets
 from cuda_agent.benchmark.plots import number
 from cuda_agent.benchmark.report import speedup_rows
-from cuda_agent.records import DTYPES, Precision, Problem, Track, Verdict
+from cuda_agent.records import BASELINES, DTYPES, Precision, Problem, Track, Verdict
 from cuda_agent.targets import Target
 
 TARGETS = ("auto", "cuda", "cpu")
@@ -35,6 +35,10 @@ def add_problem_options(parser: argparse.ArgumentParser, *, resumable: bool = Fa
     _choice(parser, "--dtype", DTYPES)
     _choice(parser, "--precision", get_args(Precision))
     _choice(parser, "--track", get_args(Track))
+    parser.add_argument(
+        "--baselines", metavar="NAMES", type=lambda text: tuple(text.split(",")),
+        help=f"of an audit, with commas between; default: {','.join(BASELINES)}",
+    )
     parser.add_argument(
         "--inputs", metavar="SPECS", help='inputs of forward, e.g. "randn(8,512,1024); randn(8)"'
     )

@@ -42,7 +42,7 @@ def run(args: argparse.Namespace) -> int:
         instance = materialize(problem, target.torch_device())
         settings = Settings(
             target=target.name, tier=args.tier, track=args.track or get_args(Track)[0],
-            precision=args.precision or get_args(Precision)[0],
+            precision=args.precision or get_args(Precision)[0], baselines=args.baselines,
         )
         with (
             progress.status(f"judging on {target.name} ({args.tier})"),

@@ -53,14 +53,16 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 def run(args: argparse.Namespace) -> int:
     """0 faster, 1 not, 130 after Ctrl-C with the best so far kept."""
     store = Store(common.runs_dir(args))
+    console = Console(stderr=True)
     with common.only_json_on_stdout(args.json):
-        record, instance, target = _resumed(args, store) if args.resume else _new(args)
+        with console.status("checking the problem"):
+            record, instance, target = _resumed(args, store) if args.resume else _new(args)
         out = Path(record.settings["out"])
         check_out(out)
         with store.hold(record.id):
             store.put_run(record)
             try:
-                outcome = _search(record, instance, target, store, Console(stderr=True))
+                outcome = _search(record, instance, target, store, console)
                 _keep(record, outcome, store, out)
             except (KeyboardInterrupt, OutputError):
                 _say_how_to_resume(record.id, args)
@@ -91,6 +93,7 @@ def _new(args: argparse.Namespace) -> tuple[Run, Instance, Target]:
         "dtype": args.dtype or DTYPES[0],
         "precision": args.precision or get_args(Precision)[0],
         "track": args.track or get_args(Track)[0], "seed": args.seed or 0, "out": None,
+        "baselines": args.baselines,
     }
     options = _options(settings)
     problem = common.load(args, target)
@@ -125,7 +128,7 @@ def _resumed(args: argparse.Namespace, store: Store) -> tuple[Run, Instance, Tar
                 f"({record.problem.origin}); start a new run."
             )
     anew = {
-        "budget": args.budget, "minutes": args.minutes,
+        "budget": args.budget, "minutes": args.minutes, "baselines": args.baselines,
         "out": None if args.out is None else str(args.out),
     }
     settings = {**record.settings, **{k: v for k, v in anew.items() if v is not None}}
@@ -148,7 +151,10 @@ def _search(
     record: Run, instance: Instance, target: Target, store: Store, console: Console
 ) -> Outcome:
     options = _options(record.settings)
-    with Reporter(console, record, options.budget) as reporter:
+    episode = store.episode(record.id)
+    best = episode.best_verdict_hash if episode is not None else None
+    known = store.verdict_by_hash(best) if best is not None else None
+    with Reporter(console, record, options.budget, known) as reporter:
         return optimize_instance(
             instance, target.facts(), options, store, record.id, observer=reporter
         )

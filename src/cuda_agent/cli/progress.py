@@ -16,11 +16,14 @@ from cuda_agent.records import Run, Verdict
 class Reporter:
     """Observer of agents.optimize. The estimate is for evaluations that are left at most."""
 
-    def __init__(self, console: Console, run: Run, budget: int) -> None:
+    def __init__(
+        self, console: Console, run: Run, budget: int, best: Verdict | None = None
+    ) -> None:
         self._console = console
         self._start = time.monotonic()
         self._first: int | None = None
-        self._best: Verdict | None = None
+        self._last = 0
+        self._best = best  # of the turns before a resumed run stopped
         self._bar: Progress | None = None
         if console.is_terminal:
             self._bar = Progress(
@@ -65,7 +68,9 @@ class Reporter:
             )
         else:
             result = speedup(step.verdict) if step.cost is not None else step.status
-            self._say(f"evaluation {evaluations}/{budget}: {result}; {note}")
+            again = ", same kernels as before" if evaluations == self._last else ""
+            self._say(f"evaluation {evaluations}/{budget}: {result}{again}; {note}")
+        self._last = evaluations
 
     def _say(self, text: str) -> None:
         self._console.print(text, highlight=False, markup=False, soft_wrap=True)
