@@ -33,7 +33,7 @@ def optimize(problem: Path, args: argparse.Namespace) -> dict[str, Any]:
         sys.executable, "-m", "cuda_agent", "optimize", str(problem), "--json",
         "--target", args.target, "--precision", args.precision, "--policy", args.policy,
         "--budget", str(args.budget), "--minutes", str(args.minutes),
-        "--out", str(args.solutions / name), "--runs", str(args.runs),
+        "--baselines", args.baselines, "--out", str(args.solutions / name), "--runs", str(args.runs),
     ]
     begun = time.monotonic()
     log = args.solutions / f"{name.replace('/', '-')}.log"
@@ -145,6 +145,7 @@ def main() -> int:
     parser.add_argument("--policy", default="search")
     parser.add_argument("--levels", default="1,2,3")
     parser.add_argument("--only", default="", help="substring of the problems to run")
+    parser.add_argument("--baselines", default="eager,compile_default,compile_reduce_overhead")
     parser.add_argument("--budget", type=int, default=12)
     parser.add_argument("--minutes", type=float, default=1.0, help="search time for one problem")
     parser.add_argument("--grace-s", type=float, default=240.0, help="for capture and audit")

@@ -36,7 +36,8 @@ AUDIT_SHARE, AUDIT_RESERVE_S = 0.4, 60.0
 
 @dataclass(frozen=True)
 class Options:
-    """What a person chooses. `minutes` bounds search and audits together."""
+    """What a person chooses. `minutes` bounds search and audits together; `baselines` are those of
+    the audits (None: all four)."""
 
     target: str
     policy: str = "search"
@@ -45,12 +46,16 @@ class Options:
     precision: Precision = "strict"
     track: Track = "library"
     seed: int = 0
+    baselines: tuple[str, ...] | None = None
 
     def __post_init__(self) -> None:
         if self.budget < 1:
             raise SettingsError(f"the budget is {self.budget}; it must be at least 1 evaluation.")
         if self.minutes is not None and self.minutes <= 0:
             raise SettingsError(f"minutes is {self.minutes:g}; it must be above 0.")
+        if self.baselines is not None:  # a list when it comes from the store
+            object.__setattr__(self, "baselines", tuple(self.baselines))
+        _ = self.audit_settings  # refuses baselines that do not exist
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -60,6 +65,10 @@ class Options:
         return Settings(
             target=self.target, tier="screen", track=self.track, precision=self.precision
         )
+
+    @property
+    def audit_settings(self) -> Settings:
+        return replace(self.settings, tier="audit", baselines=self.baselines)
 
 
 @dataclass(frozen=True)
@@ -152,7 +161,7 @@ def optimize_instance(
         return _Lazy(lambda: make_worker(instance, settings, cache_dir()))
 
     screen = options.settings
-    audit = replace(screen, tier="audit")
+    audit = options.audit_settings
     tell.stage("measuring baselines")
     try:
         with worker(screen) as screener:

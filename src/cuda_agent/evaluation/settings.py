@@ -17,7 +17,7 @@ _TIERS: dict[str, dict[str, Any]] = {
         "baselines": ("eager", "compile_default"),
     },
     "audit": {
-        "deadline_s": 60.0, "time_limit_s": 20.0, "interval": 0.01, "min_rounds": 20,
+        "deadline_s": 60.0, "time_limit_s": 6.0, "interval": 0.01, "min_rounds": 20,
         "random_sets": 5,
         "styles": ("zeros", "ones", "large", "small", "negative", "noncontiguous"),
         "placements": 5, "baselines": BASELINES,
