@@ -33,7 +33,8 @@ def optimize(problem: Path, args: argparse.Namespace) -> dict[str, Any]:
         sys.executable, "-m", "cuda_agent", "optimize", str(problem), "--json",
         "--target", args.target, "--precision", args.precision, "--policy", args.policy,
         "--budget", str(args.budget), "--minutes", str(args.minutes),
-        "--baselines", args.baselines, "--out", str(args.solutions / name), "--runs", str(args.runs),
+        "--baselines", args.baselines, "--out", str(args.solutions / name),
+        "--runs", str(args.runs),
     ]
     begun = time.monotonic()
     log = args.solutions / f"{name.replace('/', '-')}.log"

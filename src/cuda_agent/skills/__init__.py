@@ -1,4 +1,4 @@
-"""Executable kernel-writing knowledge, a folder each. `all_skills()` finds them by their folders."""
+"""Executable kernel-writing knowledge, a folder each, found by `all_skills()`."""
 
 from __future__ import annotations
 
