@@ -180,9 +180,8 @@ def describe_plan(plan: Plan | None, base: Plan | None) -> str:
         old = base.get("regions", {}).get(region, {})
         if choice["skill"] != old.get("skill"):
             changes.append(f"{region}: {choice['skill']}")
-            old = {}
+        before = old.get("knobs", {})
         knobs = choice.get("knobs", {})
-        before = old.get("knobs", knobs if not old else {})
         changes += [f"{region}.{k}={v}" for k, v in knobs.items() if before.get(k) != v]
     return ", ".join(changes) or "the same plan"
 
@@ -212,5 +211,6 @@ def _sources(candidate: Candidate | None) -> list[tuple[str, str]]:
     """Written for this problem; what ships with every solution is left out."""
     if candidate is None:
         return []
-    files = {n: t for n, t in candidate.files.items() if n not in runtime.FILES}
+    shown_apart = {*runtime.FILES, "reference.py"}
+    files = {n: t for n, t in candidate.files.items() if n not in shown_apart}
     return sorted(files.items(), key=lambda item: (item[0] != "model_new.py", item[0]))
