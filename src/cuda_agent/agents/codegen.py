@@ -6,11 +6,10 @@ The file depends on torch, on `runtime.py` beside it and, for a problem with sou
 
 from __future__ import annotations
 
+import keyword
 import textwrap
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-
-from torch import nn
 
 from cuda_agent.agents.torchcode import literal, torch_lines
 from cuda_agent.graph.ir import DTYPE_BYTES, Derived, Graph, InputTree, Region, Tensor
@@ -247,16 +246,19 @@ class _Writer:
         return [*lines, f"return {graph.output_form.format(*graph.outputs)}"]
 
     def _attribute(self, path: str) -> str:
-        """`self.layers._modules["0"].weight`: by name where that is an attribute for sure."""
+        """`self.layers._modules["0"].weight`: by name where Python can spell it."""
         *parents, leaf = path.split(".")
         text = "self"
         for name in parents:
-            plain = name.isidentifier() and not hasattr(nn.ModuleDict, name)
-            text += f".{name}" if plain else f'._modules["{name}"]'
-        if leaf.isidentifier() and not hasattr(nn.ParameterDict, leaf):
+            text += f".{name}" if _spellable(name) else f'._modules["{name}"]'
+        if _spellable(leaf):
             return f"{text}.{leaf}"
         table = "_parameters" if self.kinds.get(path) == "parameter" else "_buffers"
         return f'{text}.{table}["{leaf}"]'
+
+
+def _spellable(name: str) -> bool:
+    return name.isidentifier() and not keyword.iskeyword(name)
 
 
 def _baked_check(name: str, value: str) -> list[str]:
