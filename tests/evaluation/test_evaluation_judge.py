@@ -10,7 +10,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import evaluation_cases as cases
-import jsonschema
 import pytest
 import torch
 from torch import nn
@@ -20,6 +19,7 @@ from cuda_agent.evaluation import Judge, Pool, Settings
 from cuda_agent.problems import live_instance, materialize
 from cuda_agent.records import Candidate, Problem, Verdict
 
+jsonschema = pytest.importorskip("jsonschema")
 pytestmark = pytest.mark.compiler
 JudgeFor = Callable[..., Judge]
 SCHEMA = json.loads(

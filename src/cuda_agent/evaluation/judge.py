@@ -73,7 +73,7 @@ class Judge:
         self._probed: list[Finding] | None = None
         self._sets: list[CheckedSet] = []
         self._measured: tuple[dict[str, Timing], dict[str, Interval], dict[str, str]] | None = None
-        self._device_name = f"{self.target.name}-{self.target.torch_device().index or 0}"
+        self.device_name = f"{self.target.name}-{self.target.torch_device().index or 0}"
         self._environment = self.target.environment()
         self.warm: trial.Warm | None = None
         self.other: tuple[State, CheckedSet] | None = None
@@ -163,7 +163,7 @@ class Judge:
         if self.target.torch_device().type == "cpu":
             torch.set_num_threads(1)
         try:
-            with device_lock(self._device_name), flags(self.settings.precision):
+            with device_lock(self.device_name), flags(self.settings.precision):
                 yield
         finally:
             torch.set_num_threads(threads)

@@ -18,6 +18,7 @@ from cuda_agent.evaluation import forms, guard, layout, profile, stats, verify, 
 from cuda_agent.evaluation.entrant import Entrant
 from cuda_agent.evaluation.guard import plausibility
 from cuda_agent.evaluation.handover import Staged
+from cuda_agent.evaluation.lock import device_lock
 from cuda_agent.evaluation.profile import WrongOutput
 from cuda_agent.evaluation.reference import CheckedSet
 from cuda_agent.records import BASELINES, Candidate, ErrorReport, Finding, Interval, Timing
@@ -173,7 +174,8 @@ class Trial:
         with self._phase("load"):
             names = judge.handover.load(entrant.client, staged, judge.reference.state(), seconds)
         try:
-            with self._phase("verify"):
+            # Under the lock as well: nobody else's time may be taken while this runs.
+            with device_lock(judge.device_name), self._phase("verify"):
                 self._verify(entrant, staged, names)
             if self.outcome.status == "ok":
                 with self._phase("profile"):
