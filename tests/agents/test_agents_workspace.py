@@ -257,6 +257,21 @@ def test_candidate_says_what_others_compute() -> None:
     assert set(candidate.files) == {"model_new.py", "runtime.py"}
 
 
+def test_layouts_that_libraries_choose_are_settled(tmp_path: Path) -> None:
+    """Kernels behind a convolution read fixed strides; channels-last weights change them."""
+    model = nn.Sequential(nn.Conv2d(4, 8, 3), nn.ReLU()).eval()
+    inputs = (torch.randn(2, 4, 8, 8),)
+    problem, _ = live_instance(model, inputs)
+    graph = capture(model, inputs)
+    candidate = workspace.assemble(problem, graph, torch_plan(graph), CPU)
+    workspace.write_candidate(candidate, tmp_path / "s")
+    with torch.no_grad():
+        other = nn.Sequential(nn.Conv2d(4, 8, 3), nn.ReLU()).to(memory_format=torch.channels_last)
+        got = load(tmp_path / "s").ModelNew.adopt(other)(*inputs)
+        torch.testing.assert_close(got, other(*inputs))
+        assert got.stride() == graph.values[graph.outputs[0]].stride
+
+
 def test_large_intermediates_are_deleted() -> None:
     x = torch.randn(512, 1024)
     problem, graph = small(lambda x: (x.t().contiguous() @ x).softmax(-1), x)

@@ -21,6 +21,13 @@ _METHODS = {
 }
 
 
+# Libraries choose the memory layout of these results by device and version; kernels that read them
+# were written for one layout.
+_LAYOUT_VARIES = frozenset(
+    {"convolution", "scaled_dot_product_attention", "gru", "lstm", "rnn_relu", "rnn_tanh"}
+)
+
+
 def torch_lines(
     ops: Sequence[Op], values: Mapping[str, Tensor], outside: set[str], device: str
 ) -> list[str]:
@@ -38,7 +45,27 @@ def torch_lines(
             lines.append(f"{op.outputs[0]} = torch.addmm({literal(bias)}, {a}, {b})")
             continue
         lines.append(f"{_targets(op)} = {call(op, device)}")
+        if op.name in _LAYOUT_VARIES:
+            lines += [line for name in op.outputs if name for line in _settled(values[name])]
     return lines
+
+
+def _settled(tensor: Tensor) -> list[str]:
+    """Copy a result into the layout that the graph declares, where it has another one."""
+    name, shape = tensor.name, tensor.shape
+    dims = [d for d, size in enumerate(shape) if size != 1]
+    if len(dims) < 2:
+        return []
+    if len(dims) == len(shape):
+        got, wanted = f"{name}.stride()", literal(tensor.stride)
+    else:
+        got = "(" + ", ".join(f"{name}.stride({d})" for d in dims) + ")"
+        wanted = literal(tuple(tensor.stride[d] for d in dims))
+    empty = f"torch.empty_strided({literal(shape)}, {literal(tensor.stride)}, "
+    return [
+        f"if {got} != {wanted}:",
+        f"    {name} = {empty}dtype={name}.dtype, device={name}.device).copy_({name})",
+    ]
 
 
 def external(ops: Sequence[Op]) -> list[str]:
