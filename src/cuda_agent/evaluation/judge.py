@@ -36,6 +36,7 @@ from cuda_agent.problems import Instance, probe
 from cuda_agent.records import BASELINES, Candidate, Finding, Interval, Problem, Timing, Verdict
 
 _ATTEMPTS = 2
+_HELD_BYTES = 20 << 30  # of input sets at a time, so that judges side by side fit a device
 
 
 class Judge:
@@ -95,11 +96,12 @@ class Judge:
         return self._sets
 
     def draw_sets(self) -> list[CheckedSet]:
-        budget = self.settings.memory_bytes or self.target.free_memory_bytes() // 2
         first = self.reference.draw()
         assert first is not None
         # Pristine and expected here; copies in the arenas of candidate and baselines.
         each = first.nbytes + 3 * self.instance.input_bytes
+        free = self.target.free_memory_bytes() // 2
+        budget = self.settings.memory_bytes or min(free, max(_HELD_BYTES, each))
         if each > budget:
             raise ProblemError(
                 f"{self.problem.origin}: one set of inputs with its copies and expected outputs "
