@@ -257,7 +257,8 @@ class Race:
             if event >= _SHORT_MS and outside <= 1.1 * event + (0.4 if cpu else _HIDDEN_MS):
                 return None
             best = self._burst_ms(name, max(event, outside), fastest)
-            if best <= (2.0 if cpu else 1.5) * event + (0.01 if cpu else _HIDDEN_MS):
+            factor = 1.3 if event >= _SHORT_MS else 2.0 if cpu else 1.5
+            if best <= factor * event + (0.01 if cpu else _HIDDEN_MS):
                 return None
             self._round()
         return (

@@ -238,8 +238,12 @@ class Trial:
 
     def _profile(self, entrant: Entrant) -> None:
         judge, settings = self.judge, self.judge.settings
-        timings, ratios, _ = judge.baseline_measurements()
-        names = tuple(settings.baselines or ()) if settings.tier == "audit" else ("eager",)
+        timings: dict[str, Timing] = {}
+        ratios: dict[str, Interval] = {}
+        names = tuple(settings.baselines or ())
+        if settings.tier == "screen":  # an audit races all of them against the candidate
+            timings, ratios, _ = judge.baseline_measurements()
+            names = ("eager",)
         baselines = judge.baselines.entrants(names)
         with judge.timing_mode():
             race = profile.Race(
