@@ -35,7 +35,7 @@ def optimize(problem: Path, args: argparse.Namespace) -> dict[str, Any]:
         "--target", args.target, "--precision", args.precision, "--policy", args.policy,
         "--budget", str(args.budget), "--minutes", str(args.minutes),
         "--baselines", args.baselines, "--out", str(args.solutions / name),
-        "--runs", str(args.runs),
+        "--runs", str(args.runs), "--audit-seconds", str(args.audit_seconds),
     ]
     begun = time.monotonic()
     log = args.solutions / f"{name.replace('/', '-')}.log"
@@ -149,6 +149,7 @@ def main() -> int:
     parser.add_argument("--only", default="", help="regular expression of problems to run")
     parser.add_argument("--baselines", default="eager,compile_default,compile_reduce_overhead")
     parser.add_argument("--budget", type=int, default=12)
+    parser.add_argument("--audit-seconds", type=float, default=6.0)
     parser.add_argument("--minutes", type=float, default=1.0, help="search time for one problem")
     parser.add_argument("--grace-s", type=float, default=240.0, help="for capture and audit")
     parser.add_argument("--total-minutes", type=float, default=1e9, help="start nothing after this")
@@ -166,7 +167,8 @@ def main() -> int:
         lines = [line for line in lines if "verdict" in line]
         folders = [args.suite / f"level{n}" for n in args.levels.split(",")]
         todo = [p for f in folders for p in sorted(f.glob("*.py"))]
-        todo = [p for p in todo if f"{p.parent.name}/{p.stem}" not in done and re.search(args.only, str(p))]
+        todo = [p for p in todo if f"{p.parent.name}/{p.stem}" not in done]
+        todo = [p for p in todo if re.search(args.only, str(p))]
         begun = time.monotonic()
         args.out.parent.mkdir(parents=True, exist_ok=True)
         args.out.write_text("".join(json.dumps(line) + "\n" for line in lines))

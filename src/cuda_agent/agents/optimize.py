@@ -37,7 +37,7 @@ AUDIT_SHARE, AUDIT_RESERVE_S = 0.4, 60.0
 @dataclass(frozen=True)
 class Options:
     """What a person chooses. `minutes` bounds search and audits together; `baselines` are those of
-    the audits (None: all four)."""
+    the audits (None: all four) and `audit_seconds` their time for sampling (None: the tier's)."""
 
     target: str
     policy: str = "search"
@@ -47,6 +47,7 @@ class Options:
     track: Track = "library"
     seed: int = 0
     baselines: tuple[str, ...] | None = None
+    audit_seconds: float | None = None
 
     def __post_init__(self) -> None:
         if self.budget < 1:
@@ -68,7 +69,9 @@ class Options:
 
     @property
     def audit_settings(self) -> Settings:
-        return replace(self.settings, tier="audit", baselines=self.baselines)
+        return replace(
+            self.settings, tier="audit", baselines=self.baselines, time_limit_s=self.audit_seconds
+        )
 
 
 @dataclass(frozen=True)

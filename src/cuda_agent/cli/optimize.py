@@ -41,6 +41,9 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "--budget", type=int, metavar="N", help=f"evaluations at most; default: {BUDGET}"
     )
     parser.add_argument("--minutes", type=float, metavar="M", help="time limit; default: none")
+    parser.add_argument(
+        "--audit-seconds", type=float, metavar="S", help="of sampling in an audit; default: 6"
+    )
     parser.add_argument("--seed", type=int, metavar="S", help="of policy and weights; default: 0")
     parser.add_argument(
         "--out", type=Path, metavar="DIR", help="default: solutions/<problem's name>"
@@ -93,7 +96,7 @@ def _new(args: argparse.Namespace) -> tuple[Run, Instance, Target]:
         "dtype": args.dtype or DTYPES[0],
         "precision": args.precision or get_args(Precision)[0],
         "track": args.track or get_args(Track)[0], "seed": args.seed or 0, "out": None,
-        "baselines": args.baselines,
+        "baselines": args.baselines, "audit_seconds": args.audit_seconds,
     }
     options = _options(settings)
     problem = common.load(args, target)
