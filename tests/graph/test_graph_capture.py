@@ -148,7 +148,8 @@ def test_problems_capture_equal_to_eager_in_valid_regions(path: Path) -> None:
     graph = check(instance.model, instance.inputs(3))
     _assert_partition(graph)
     again = capture(instance.model, instance.inputs(4))
-    assert again.regions == graph.regions, "regions must not depend on anything but the program"
+    # as text: NaN, a constant of some losses, equals nothing
+    assert repr(again.regions) == repr(graph.regions), "regions depend on the program alone"
 
 
 def _assert_partition(graph: Graph) -> None:

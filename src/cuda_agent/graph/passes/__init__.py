@@ -16,6 +16,7 @@ from cuda_agent.graph.passes import (
     fold,
     noop,
     products,
+    regroup,
     totals,
     views,
 )
@@ -36,6 +37,7 @@ def run_passes(program: Program, *, fold_parameters: bool = False) -> tuple[Deri
     _until_stable(program, [algebra.rule, noop.rule, constants.rule])
     _until_stable(program, [products.rule, noop.rule])
     _until_stable(program, [views.sink_rule, noop.rule])
+    _until_stable(program, [regroup.hoist_rule, regroup.sink_rule, noop.rule])
     _until_stable(program, [totals.rule, noop.rule])
     common.private_scalars(program)
     return fold.split_off(program) if fold_parameters else ()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from cuda_agent.graph.ir import Arg, Op, Ref, Tensor
 from cuda_agent.graph.ops import REDUCTIONS, is_pointwise, reduction_dims
+from cuda_agent.graph.passes.regroup import facts_of, free_to_sink
 from cuda_agent.graph.program import Rewriter, overload
 
 _FAILURES = (RuntimeError, ValueError, TypeError, IndexError)
@@ -20,9 +21,8 @@ def sink_rule(rewriter: Rewriter, op: Op) -> bool:
         view = rewriter.producer(Ref(name))
         if view is None or view.name != "view" or not isinstance(view.args[0], Ref):
             continue
-        maker = rewriter.producer(view.args[0])
-        if maker is None:
-            continue  # a view of an input stays: nothing to fuse with
+        if not free_to_sink(rewriter, op, Ref(name), view.args[0]):
+            continue
         try:
             if _sink(rewriter, op, rewriter.tensor(view.args[0]), rewriter.values[name]):
                 return True
@@ -91,6 +91,7 @@ def _sink(rewriter: Rewriter, op: Op, source: Tensor, view: Tensor) -> bool:
     result = rewriter.emit(op.target, *args, name=op.outputs[0], **dict(op.kwargs))
     if rewriter.tensor(result).shape != (*new_lead, *tail_shape):
         return False
+    facts_of(rewriter).behind.add(result.name)
     back = rewriter.emit("aten.view.default", result, out, name=op.outputs[0])
     return rewriter.substitute(op.outputs[0], back)
 
