@@ -72,15 +72,19 @@ static unsigned in_warp() {
     return rest < 32 ? rest : 32;
 }
 static Warp& warp() { return current->home->warps[current->thread.x / 32]; }
-template <typename T> T shuffle(T value, int distance) {
+template <typename T> T from_lane(T value, int source) {  // outside the warp: the lane's own
     Warp& w = warp();
     const unsigned lane = current->thread.x % 32;
     std::memcpy(w.slots[lane], &value, sizeof value);
     wait(w.barrier, in_warp());
     T other;
-    std::memcpy(&other, w.slots[lane ^ distance], sizeof other);
+    std::memcpy(&other, w.slots[source < 0 ? lane : source], sizeof other);
     wait(w.barrier, in_warp());
     return other;
+}
+static int lane_now() { return current->thread.x % 32; }
+template <typename T> T shuffle(T value, int distance) {
+    return from_lane(value, lane_now() ^ distance);
 }
 template <typename T> T* shared_array(int id, size_t count) {
     Block& b = *current->home;
@@ -137,6 +141,10 @@ template <typename... A> void call(void (*kernel)(A...), void** args) {
 static void __syncthreads() { emu::wait(emu::current->home->barrier, emu::current->home->threads); }
 static void __syncwarp() { emu::wait(emu::warp().barrier, emu::in_warp()); }
 template <typename T> T __shfl_xor_sync(unsigned, T v, int d) { return emu::shuffle(v, d); }
+template <typename T> T __shfl_sync(unsigned, T v, int source) { return emu::from_lane(v, source); }
+template <typename T> T __shfl_up_sync(unsigned, T v, int d) {
+    return emu::from_lane(v, emu::lane_now() - d);
+}
 static float __int_as_float(int b) { float f; std::memcpy(&f, &b, 4); return f; }
 static double __longlong_as_double(long long b) { double f; std::memcpy(&f, &b, 8); return f; }
 static float __uint_as_float(unsigned b) { float f; std::memcpy(&f, &b, 4); return f; }

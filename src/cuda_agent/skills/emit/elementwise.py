@@ -75,7 +75,7 @@ class Program:
     @property
     def traffic_bytes(self) -> int:
         """Bytes through memory, every operand once; also the floor of the kernel's time."""
-        return sum(_distinct_bytes(self.values[n]) for n in (*self.inputs, *self.outputs))
+        return sum(distinct_bytes(self.values[n]) for n in (*self.inputs, *self.outputs))
 
     @property
     def widest_bytes(self) -> int:
@@ -89,7 +89,8 @@ class Program:
         return min(sizes, default=4)
 
 
-def _distinct_bytes(tensor: Tensor) -> int:
+def distinct_bytes(tensor: Tensor) -> int:
+    """Bytes that hold the tensor's elements, each broadcast one once."""
     count = DTYPE_BYTES[tensor.dtype]
     for size, step in zip(tensor.shape, tensor.stride):
         count *= size if step else 1

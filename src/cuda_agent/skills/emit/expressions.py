@@ -33,7 +33,10 @@ _RESERVED_WORDS = """
     sin cos tan tanh sinh cosh asin acos atan asinh acosh atanh erf erfc pow fmod floor ceil trunc
     rint fabs fmin fmax atan2 lgamma copysign hypot floorf ceilf round index i j k row col lane warp
     tile step base offset count begin end main NULL vector first valid u unroll start stop
-    chunk task rest column element load store stream d0 d1 d2 d3 d4 d5 d6 d7 i0 j0"""
+    chunk task rest column element load store stream d0 d1 d2 d3 d4 d5 d6 d7 i0 j0
+    l q e p r v s w sum total partial part wide narrow group within batch factor slice
+    before value inclusive prefix carry rank segment totals warp_totals step scanned buffer rows c
+    outer"""
 _RESERVED = frozenset(_RESERVED_WORDS.split())
 
 
