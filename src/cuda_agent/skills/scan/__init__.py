@@ -1,0 +1,1 @@
+"""Running sums and products along a dim, with what surrounds them."""
