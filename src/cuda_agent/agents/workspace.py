@@ -21,6 +21,7 @@ from cuda_agent.errors import OutputError, SettingsError
 from cuda_agent.graph.ir import Graph, Region
 from cuda_agent.records import Candidate, Problem
 from cuda_agent.skills.base import KnobSpace, Skill, Written
+from cuda_agent.skills.whole_graph.choices import graph_choices
 from cuda_agent.targets.base import DeviceFacts
 
 TORCH = "torch"
@@ -150,11 +151,14 @@ def _choices(region: Region, device: DeviceFacts) -> dict[str, KnobSpace]:
 
 def _graph_choices(graph: Graph, device: DeviceFacts) -> dict[str, tuple[Any, ...]]:
     """`fold` was settled when the graph was captured."""
-    return {
-        "fold": (bool(graph.derived),),
-        "cuda_graph": (False, True) if device.target == "cuda" else (False,),
-        "precision": ("fp32",),
-    }
+    kernels = [region for region in graph.regions if region.kind != "view"]
+    space = graph_choices(
+        device,
+        folded=bool(graph.derived),
+        bytes_moved=sum(region.bytes_moved for region in kernels),
+        kernels=len(kernels),
+    )
+    return dict(space.choices)
 
 
 def _complete(graph: Graph, plan: Mapping[str, Any], device: DeviceFacts) -> Plan:

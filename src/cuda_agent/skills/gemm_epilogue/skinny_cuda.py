@@ -66,47 +66,94 @@ def vector_of(form: Skinny, *, narrow_too: bool) -> int:
     return width
 
 
+class _Operands:
+    """Names, offsets and conversions of the two operands, as both forms write them."""
+
+    def __init__(self, form: Skinny) -> None:
+        self.form = form
+        self.kind = storage_type(form.wide.dtype)
+        self.item = 4 if self.kind == "float" else 2
+        self.wide = f"{identifier(form.wide.name)}_ptr"
+        self.narrow = f"{identifier(form.narrow.name)}_ptr"
+        self.parameters = [f"const {self.kind}* __restrict__ {self.wide}",
+                           f"const {self.kind}* __restrict__ {self.narrow}"]
+        self.names = (form.wide.name, form.narrow.name)
+
+    def value(self, text: str) -> str:
+        """An element of either operand as float."""
+        return load(text, self.form.wide.dtype).text
+
+    def helpers(self) -> frozenset[str]:
+        return load("x", self.form.wide.dtype).helpers
+
+    def narrow_at(self, k: str) -> str:
+        return offset(self.form.narrow_stride, ("batch", "q", k))
+
+
 def write_rows(form: Skinny, name: str, rows: int, split: int) -> SkinnySource:
     """Each group of `split` warps computes `rows` wide rows against all narrow rows."""
     vectored = form.narrow_stride[2] == 1
     vector = vector_of(form, narrow_too=vectored)
-    kind, groups = storage_type(form.wide.dtype), WARPS // split
-    wide = load("wide[r].lane[v]", form.wide.dtype)
-    narrow = load("narrow.lane[v]", form.narrow.dtype)
-    epilogue = Epilogue(form.gemm)
+    operands, epilogue = _Operands(form), Epilogue(form.gemm)
     finish, helpers = epilogue.lines(form.position, "total", "cuda")
-    wptr, sptr = f"{identifier(form.wide.name)}_ptr", f"{identifier(form.narrow.name)}_ptr"
+    body = [*_rows_head(form), *_rows_sums(operands, vectored), *_rows_finish(finish)]
+    constants = [
+        f"constexpr int THREADS = {THREADS}, WARPS = THREADS / 32;",
+        f"constexpr int LENGTH = {form.length}, K = {form.k};",
+        f"constexpr int COUNT = {form.count};  // rows of the narrow operand",
+        f"constexpr int VECTOR = {vector};  // elements of k per lane and access",
+        f"constexpr int ROWS = {rows};  // wide rows per warp: the narrow operand is read once "
+        "for all",
+        f"constexpr int SPLIT = {split}, GROUPS = WARPS / SPLIT;",
+    ]
+    parameters = [*operands.parameters, *epilogue.parameters("cuda")]
+    source = _assemble(form, helpers | operands.helpers(), constants, [_LANES, _SUM],
+                       [_function(name, parameters, body)])
+    blocks = -(-form.length // (WARPS // split * rows))
+    names = operands.names if vectored else operands.names[:1]
+    launch = Launch(name, (blocks, form.gemm.batch), (*operands.names, *epilogue.arguments()))
+    return SkinnySource(source, (launch,), 0, dict.fromkeys(names, vector * operands.item))
+
+
+def _rows_head(form: Skinny) -> list[str]:
     batched = len(form.gemm.region.space) == 3
-    w_at = offset((form.wide_stride[0], form.wide_stride[1], 1), ("batch", "l", "k"))
-    s_at = offset(form.narrow_stride, ("batch", "q", "k"))
-    if vectored:
-        fetch = [f"const Lanes<{kind}> narrow = load({sptr} + {s_at});"]
-    else:
-        step = offset((form.narrow_stride[0], form.narrow_stride[1], form.narrow_stride[2]),
-                      ("batch", "q", "(k + v)"))
-        fetch = [f"Lanes<{kind}> narrow;", "#pragma unroll",
-                 f"for (int v = 0; v < VECTOR; ++v) narrow.lane[v] = {sptr}[{step}];"]
-    body = [
+    return [
         "const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;",
         "const int part = warp % SPLIT;  // warps of a group share the sum over k",
         "const int l0 = (blockIdx.x * GROUPS + warp / SPLIT) * ROWS;",
         *(["const int batch = blockIdx.y;"] if batched else []),
+    ]
+
+
+def _rows_sums(operands: _Operands, vectored: bool) -> list[str]:
+    """`partial` in shared memory: every warp's sums over its part of k."""
+    form, kind = operands.form, operands.kind
+    wide_at = offset((form.wide_stride[0], form.wide_stride[1], 1), ("batch", "l", "k"))
+    if vectored:
+        fetch = [f"const Lanes<{kind}> narrow = load({operands.narrow} + "
+                 f"{operands.narrow_at('k')});"]
+    else:
+        fetch = [f"Lanes<{kind}> narrow;", "#pragma unroll",
+                 "for (int v = 0; v < VECTOR; ++v) narrow.lane[v] = "
+                 f"{operands.narrow}[{operands.narrow_at('(k + v)')}];"]
+    return [
         "float sum[ROWS][COUNT] = {};",
         "for (int k = (part * 32 + lane) * VECTOR; k < K; k += SPLIT * 32 * VECTOR) {",
         f"    Lanes<{kind}> wide[ROWS];",
         "    #pragma unroll",
         "    for (int r = 0; r < ROWS; ++r) {",
         "        const int l = l0 + r < LENGTH ? l0 + r : LENGTH - 1;  // past the end: not stored",
-        f"        wide[r] = load({wptr} + {w_at});",
+        f"        wide[r] = load({operands.wide} + {wide_at});",
         "    }",
         "    #pragma unroll",
         "    for (int q = 0; q < COUNT; ++q) {",
         *(f"        {line}" for line in fetch),
         "        #pragma unroll",
         "        for (int v = 0; v < VECTOR; ++v) {",
-        f"            const float factor = {narrow.text};",
+        f"            const float factor = {operands.value('narrow.lane[v]')};",
         "            #pragma unroll",
-        f"            for (int r = 0; r < ROWS; ++r) sum[r][q] += {wide.text} * factor;",
+        "            for (int r = 0; r < ROWS; ++r)",
+        f"                sum[r][q] += {operands.value('wide[r].lane[v]')} * factor;",
         "        }",
         "    }",
         "}",
@@ -120,6 +167,11 @@ def write_rows(form: Skinny, name: str, rows: int, split: int) -> SkinnySource:
         "    }",
         "}",
         "__syncthreads();",
+    ]
+
+
+def _rows_finish(finish: list[str]) -> list[str]:
+    return [
         "// One thread for each element: the group's parts, then the epilogue.",
         "for (int e = threadIdx.x; e < GROUPS * ROWS * COUNT; e += THREADS) {",
         "    const int group = e / (ROWS * COUNT), within = e % (ROWS * COUNT);",
@@ -133,26 +185,6 @@ def write_rows(form: Skinny, name: str, rows: int, split: int) -> SkinnySource:
         *(f"    {line}" for line in finish),
         "}",
     ]
-    constants = [
-        f"constexpr int THREADS = {THREADS}, WARPS = THREADS / 32;",
-        f"constexpr int LENGTH = {form.length}, K = {form.k};",
-        f"constexpr int COUNT = {form.count};  // rows of the narrow operand",
-        f"constexpr int VECTOR = {vector};  // elements of k per lane and access",
-        f"constexpr int ROWS = {rows};  // wide rows per warp: the narrow operand is read once "
-        "for all",
-        f"constexpr int SPLIT = {split}, GROUPS = WARPS / SPLIT;",
-    ]
-    parameters = [f"const {kind}* __restrict__ {wptr}", f"const {kind}* __restrict__ {sptr}",
-                  *epilogue.parameters("cuda")]
-    source = _assemble(form, helpers | wide.helpers, constants, [_LANES, _SUM],
-                       [_function(name, parameters, body)])
-    blocks = -(-form.length // (groups * rows))
-    aligned = {form.wide.name: vector * (4 if kind == "float" else 2)}
-    if vectored:
-        aligned[form.narrow.name] = aligned[form.wide.name]
-    launch = Launch(name, (blocks, form.gemm.batch),
-                    (form.wide.name, form.narrow.name, *epilogue.arguments()))
-    return SkinnySource(source, (launch,), 0, aligned)
 
 
 def write_columns(form: Skinny, name: str, slices: int) -> SkinnySource:
@@ -161,17 +193,41 @@ def write_columns(form: Skinny, name: str, slices: int) -> SkinnySource:
     vector = min(vector_of(form, narrow_too=False), 4)
     while vector > 1 and form.length // vector < 32:
         vector //= 2
-    kind, batch = storage_type(form.wide.dtype), form.gemm.batch
-    wide = load("wide.lane[v]", form.wide.dtype)
-    wptr, sptr = f"{identifier(form.wide.name)}_ptr", f"{identifier(form.narrow.name)}_ptr"
-    narrow = load(f"{sptr}[{offset(form.narrow_stride, ('batch', 'q', 'k'))}]", form.narrow.dtype)
-    w_at = offset((form.wide_stride[0], 1, form.wide_stride[2]), ("batch", "l0", "k"))
-    epilogue = Epilogue(form.gemm)
+    batch = form.gemm.batch
+    operands, epilogue = _Operands(form), Epilogue(form.gemm)
     finish, helpers = epilogue.lines(form.position, "total", "cuda")
     one = slices == 1
     last = finish if one else [
         "partial_ptr[((slice * BATCH + batch) * COUNT + q) * LENGTH + l] = total;"]
-    body = [
+    constants = [
+        f"constexpr int THREADS = {THREADS}, WARPS = THREADS / 32;",
+        f"constexpr int LENGTH = {form.length}, K = {form.k}, BATCH = {batch};",
+        f"constexpr int COUNT = {form.count};  // rows of the narrow operand",
+        f"constexpr int VECTOR = {vector}, TILE = 32 * VECTOR;  // wide rows per lane, per block",
+        f"constexpr int SLICES = {slices}, DEPTH = {-(-form.k // slices)};  // blocks that share k",
+    ]
+    parameters = operands.parameters + (
+        epilogue.parameters("cuda") if one else ["float* __restrict__ partial_ptr"])
+    functions = [_function(name, parameters, [*_columns_sums(operands), *_columns_join(last)])]
+    grid = (-(-form.length // (32 * vector)), batch * slices)
+    launches = [Launch(name, grid,
+                       (*operands.names, *(epilogue.arguments() if one else ("partial",))))]
+    elements = batch * form.count * form.length
+    if not one:
+        functions.append(_finish(name, epilogue, finish))
+        launches.append(Launch(f"{name}_finish", (-(-elements // THREADS), 1),
+                               ("partial", *epilogue.arguments())))
+    source = _assemble(form, helpers | operands.helpers(), constants, [_LANES], functions)
+    return SkinnySource(source, tuple(launches), 0 if one else slices * elements,
+                        {form.wide.name: vector * operands.item})
+
+
+def _columns_sums(operands: _Operands) -> list[str]:
+    """`sum[q][v]`: a warp's part of k for the lane's wide rows and all narrow rows."""
+    form = operands.form
+    at = offset((form.wide_stride[0], 1, form.wide_stride[2]), ("batch", "l0", "k"))
+    narrow = operands.value(f"{operands.narrow}[{operands.narrow_at('k')}]")
+    return [
         "const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;",
         "const int l0 = blockIdx.x * TILE + lane * VECTOR;",
         "const int slice = blockIdx.y % SLICES, batch = blockIdx.y / SLICES;",
@@ -180,15 +236,21 @@ def write_columns(form: Skinny, name: str, slices: int) -> SkinnySource:
         "if (l0 < LENGTH) {",
         "    #pragma unroll 4",
         "    for (int k = slice * DEPTH + warp; k < stop; k += WARPS) {",
-        f"        const Lanes<{kind}> wide = load({wptr} + {w_at});",
+        f"        const Lanes<{operands.kind}> wide = load({operands.wide} + {at});",
         "        #pragma unroll",
         "        for (int q = 0; q < COUNT; ++q) {",
-        f"            const float factor = {narrow.text};",
+        f"            const float factor = {narrow};",
         "            #pragma unroll",
-        f"            for (int v = 0; v < VECTOR; ++v) sum[q][v] += factor * {wide.text};",
+        "            for (int v = 0; v < VECTOR; ++v)",
+        f"                sum[q][v] += factor * {operands.value('wide.lane[v]')};",
         "        }",
         "    }",
         "}",
+    ]
+
+
+def _columns_join(last: list[str]) -> list[str]:
+    return [
         "// Warps add their parts in a fixed order, one narrow row at a time.",
         "__shared__ float part[WARPS * TILE];",
         "#pragma unroll",
@@ -207,32 +269,6 @@ def write_columns(form: Skinny, name: str, slices: int) -> SkinnySource:
         "    __syncthreads();",
         "}",
     ]
-    constants = [
-        f"constexpr int THREADS = {THREADS}, WARPS = THREADS / 32;",
-        f"constexpr int LENGTH = {form.length}, K = {form.k}, BATCH = {batch};",
-        f"constexpr int COUNT = {form.count};  // rows of the narrow operand",
-        f"constexpr int VECTOR = {vector}, TILE = 32 * VECTOR;  // wide rows per lane, per block",
-        f"constexpr int SLICES = {slices}, DEPTH = {-(-form.k // slices)};  // blocks that share k",
-    ]
-    operands = [f"const {kind}* __restrict__ {wptr}", f"const {kind}* __restrict__ {sptr}"]
-    names = (form.wide.name, form.narrow.name)
-    parameters = operands + (epilogue.parameters("cuda") if one
-                             else ["float* __restrict__ partial_ptr"])
-    functions = [_function(name, parameters, body)]
-    tile = 32 * vector
-    grid = (-(-form.length // tile), batch * slices)
-    launches = [Launch(name, grid,
-                       (*names, *(epilogue.arguments() if one else ("partial",))))]
-    if not one:
-        functions.append(_finish(name, epilogue, finish))
-        elements = batch * form.count * form.length
-        launches.append(Launch(f"{name}_finish", (-(-elements // THREADS), 1),
-                               ("partial", *epilogue.arguments())))
-    source = _assemble(form, helpers | wide.helpers | narrow.helpers, constants, [_LANES],
-                       functions)
-    workspace = 0 if one else slices * batch * form.count * form.length
-    aligned = {form.wide.name: vector * (4 if kind == "float" else 2)}
-    return SkinnySource(source, tuple(launches), workspace, aligned)
 
 
 def _finish(name: str, epilogue: Epilogue, finish: list[str]) -> str:

@@ -171,7 +171,7 @@ class _Writer:
         megabytes = self.scan.traffic_bytes / 1e6
         comment = [f"// {self.title}", f"// At least {megabytes:.4g} MB have to move."]
         if self.segments > 1:
-            comment.append("// Few rows: segments of them run at once, and the input is read twice.")
+            comment.append("// Few rows: segments of them run at once; the input is read twice.")
         parts = ["\n".join(comment), expressions.preamble(self.helpers, "cuda"),
                  "\n".join(constants), *(t.strip("\n") for t in texts), *functions]
         return "\n\n".join(p for p in parts if p) + "\n"
