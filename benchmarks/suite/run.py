@@ -30,17 +30,20 @@ ROOT = Path(__file__).resolve().parents[2]
 def optimize(problem: Path, args: argparse.Namespace) -> dict[str, Any]:
     """One line of the result file: the audit verdict, or the reason why there is none."""
     name = f"{problem.parent.name}/{problem.stem}"
-    command = [
-        sys.executable, "-m", "cuda_agent", "optimize", str(problem), "--json",
+    asked = [
         "--target", args.target, "--precision", args.precision, "--policy", args.policy,
         "--budget", str(args.budget), "--minutes", str(args.minutes),
-        "--baselines", args.baselines, "--out", str(args.solutions / name),
-        "--runs", str(args.runs), "--audit-seconds", str(args.audit_seconds),
+        "--baselines", args.baselines, "--audit-seconds", str(args.audit_seconds),
+    ]
+    places = ["--out", str(args.solutions / name), "--runs", str(args.runs)]
+    command = [
+        sys.executable, "-m", "cuda_agent", "optimize", str(problem), "--json", *asked, *places,
     ]
     begun = time.monotonic()
     log = args.solutions / f"{name.replace('/', '-')}.log"
     log.parent.mkdir(parents=True, exist_ok=True)
-    line: dict[str, Any] = {"problem": name, "command": " ".join(command[2:])}
+    typed = ["cuda-agent", "optimize", f"problems/{name}.py", *asked]
+    line: dict[str, Any] = {"problem": name, "command": " ".join(typed)}
     with log.open("w") as errors:
         try:
             done = subprocess.run(

@@ -36,7 +36,7 @@ from cuda_agent.problems import Instance, probe
 from cuda_agent.records import BASELINES, Candidate, Finding, Interval, Problem, Timing, Verdict
 
 _ATTEMPTS = 2
-_HELD_BYTES = 20 << 30  # of input sets at a time, so that judges side by side fit a device
+_HELD_BYTES = 12 << 30  # of input sets at a time, so that judges side by side fit a device
 
 
 class Judge:
