@@ -21,7 +21,10 @@ def graph_choices(
     choices: dict[str, tuple[Knob, ...]] = {"fold": (folded,), "cuda_graph": (False,)}
     if device.target == "cuda":
         rate = device.copy_bytes_per_s or 1e12
-        bound = kernels > 2 and bytes_moved / rate < kernels * LAUNCH_BOUND_S
-        choices["cuda_graph"] = (True, False) if bound else (False, True)
+        moving, launching = bytes_moved / rate, kernels * LAUNCH_BOUND_S
+        if kernels > 2 and moving < launching:
+            choices["cuda_graph"] = (True, False)
+        elif moving < 4 * launching:  # beyond that the copies cost more than launches ever can
+            choices["cuda_graph"] = (False, True)
     choices["precision"] = ("fp32",)
     return KnobSpace(choices)
