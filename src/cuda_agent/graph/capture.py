@@ -19,6 +19,7 @@ from torch.export.graph_signature import ExportGraphSignature, InputKind, Output
 from torch.utils import _pytree as pytree
 
 from cuda_agent.errors import CaptureError
+from cuda_agent.graph import recurrent
 from cuda_agent.graph.decompositions import table
 from cuda_agent.graph.ir import Arg, Graph, Held, InputTree, Op, Ref
 from cuda_agent.graph.passes import run_passes
@@ -81,7 +82,7 @@ def trace(model: nn.Module, inputs: Sequence[Any]) -> Program:
         _check_input(f"input {position}", value)
     inputs = tuple(pytree.tree_map_only(torch.Tensor, torch.Tensor.contiguous, tuple(inputs)))
     try:
-        with _quiet(), torch.no_grad():
+        with _quiet(), torch.no_grad(), recurrent.whole_layers():
             exported = torch.export.export(model, tuple(inputs), strict=False)
             exported = exported.run_decompositions(table())
     except Exception as error:
@@ -256,7 +257,7 @@ def _add_op(program: Program, node: fx.Node, names: dict[fx.Node, str]) -> None:
         if node.target is operator.getitem:
             return
         raise CaptureError(f"forward uses {node.target}, which has no ATen form")
-    target = str(node.target)
+    target = recurrent.ATEN_NAMES.get(str(node.target), str(node.target))
     value = node.meta.get("val")
     if target.split(".")[1] in _DROPPED_OPS:
         return
