@@ -41,3 +41,27 @@ def test_product_folds_too() -> None:
     (got,) = interpret(graph, lambda path: operator.attrgetter(path)(model), (x,))
     torch.testing.assert_close(got, model(x), rtol=1e-4, atol=1e-5)
     assert "_native_batch_norm_legit_no_training" not in {op.name for op in graph.ops}
+
+
+class PositionBias(nn.Module):
+    """A bias that a small network computes from fixed coordinates, as in Swin V2."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("coordinates", torch.rand(6, 2), persistent=False)
+        self.network = nn.Sequential(nn.Linear(2, 8), nn.ReLU(), nn.Linear(8, 6))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return (x + 16 * torch.sigmoid(self.network(self.coordinates))).softmax(-1)
+
+
+def test_a_network_of_parameters_alone_is_computed_once() -> None:
+    model, x = PositionBias().eval(), torch.randn(3, 6, 6)
+    graph = capture(model, (x,), fold=True)
+    assert [region.kind for region in graph.regions] == ["rowwise"]
+    (derived,) = graph.derived
+    assert "mm" in {op.name for op in derived.ops}
+    named = {n for op in derived.ops for n in (*op.outputs, *op.refs()) if n}
+    assert named <= set(graph.values), "code generation needs the shapes of what lies inside"
+    (got,) = interpret(graph, lambda path: operator.attrgetter(path)(model), (x,))
+    torch.testing.assert_close(got, model(x).detach())

@@ -105,7 +105,8 @@ def split_off(program: Program) -> tuple[Derived, ...]:
         derived.append(Derived(name, sources, tuple(needed)))
     ready = {d.name for d in derived}
     program.ops = [op for op in program.ops if ready.isdisjoint(op.outputs)]
-    _drop_unread(program, ready, {n for d in derived for n in d.sources})
+    inside = {n for d in derived for op in d.ops for n in (*op.outputs, *op.refs()) if n}
+    _drop_unread(program, inside)
     return tuple(derived)
 
 
@@ -121,14 +122,14 @@ def _closure(name: str, static: dict[str, Op], program: Program) -> list[Op]:
     return [op for op in program.ops if id(op) in needed]
 
 
-def _drop_unread(program: Program, ready: set[str], sources: set[str]) -> None:
-    """Prune, but keep derived values and the attributes that they are computed from."""
+def _drop_unread(program: Program, inside: set[str]) -> None:
+    """Prune, but keep what the derived values are computed from and through."""
     attributes, constants, values = program.attributes, program.constants, program.values
     program.prune()
     program.attributes = {
-        k: v for k, v in attributes.items() if k in sources or k in program.attributes
+        k: v for k, v in attributes.items() if k in inside or k in program.attributes
     }
     program.constants = {
-        k: v for k, v in constants.items() if k in sources or k in program.constants
+        k: v for k, v in constants.items() if k in inside or k in program.constants
     }
-    program.values |= {k: v for k, v in values.items() if k in sources | ready}
+    program.values |= {k: v for k, v in values.items() if k in inside}
