@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from conftest import PROBLEM_TEXT, Workers
+from cli_fakes import PROBLEM_TEXT, Workers
 
 from cuda_agent import targets
 from cuda_agent.cli import main

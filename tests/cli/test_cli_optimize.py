@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import Workers
+from cli_fakes import Workers
 
 from cuda_agent.agents import solution as solution_module
 from cuda_agent.cli import main

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from conftest import Workers
+from cli_fakes import Workers
 
 from cuda_agent.cli import main
 

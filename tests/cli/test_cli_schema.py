@@ -10,7 +10,7 @@ from typing import Any, get_args
 import jsonschema
 import pytest
 from agents_fakes import verdict
-from conftest import Workers
+from cli_fakes import Workers
 from referencing import Registry, Resource
 
 import cuda_agent
