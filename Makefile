@@ -30,7 +30,8 @@ $(VENV)/.setup-dev: $(VENV)/.setup
 	@touch $@
 
 demo: $(SETUP)
-	@$(PY) -m cuda_agent optimize problems/level2/bias_gelu_residual_layernorm.py --minutes 2.5
+	@$(PY) -m cuda_agent optimize problems/level2/bias_gelu_residual_layernorm.py \
+		--minutes 2 --baselines eager,compile_default
 
 # Whatever measures time or starts judges runs alone; the rest shares the cores.
 ALONE := tests/evaluation tests/workers tests/agents tests/cli tests/test_api.py
