@@ -56,6 +56,9 @@ LIBRARY = [
          ((32, 24), (24, 40), (40,)), (32, 40)),
     Case("batched", lambda a, b, s: torch.bmm(a, b) * s, ((3, 20, 24), (3, 24, 28), (28,)),
          (3, 20, 28)),
+    Case("lower", lambda a, b: torch.tril(a @ b) * 2, ((36, 24), (24, 40)), (36, 40)),
+    Case("upper", lambda a, b: torch.triu(torch.bmm(a, b), 2), ((2, 30, 20), (2, 20, 33)),
+         (2, 30, 33)),
     Case("half", lambda a, w, b: F.silu(a @ w + b), ((32, 64), (64, 40), (40,)), (32, 40),
          torch.bfloat16),
 ]
@@ -66,6 +69,7 @@ SKINNY = [
     Case("sixteen", lambda x, w: x @ w.t(), ((16, 132), (64, 132)), (16, 64)),
     Case("odd_k", lambda x, w: torch.tanh(x @ w.t()), ((3, 35), (70, 35)), (3, 70)),
     Case("columns", lambda x, w, b: F.silu(x @ w + b), ((4, 150), (150, 200), (200,)), (4, 200)),
+    Case("rows_upper", lambda x, w: torch.triu(x @ w.t(), -1), ((5, 64), (80, 64)), (5, 80)),
     Case("columns_odd", lambda x, w: x @ w, ((2, 129), (129, 67)), (2, 67)),
     Case("tall", lambda x, w, r: x @ w + r, ((90, 64), (64, 5), (90, 5)), (90, 5)),
     Case("tall_t", lambda x, w: F.relu(x.t() @ w), ((96, 130), (96, 3)), (130, 3)),

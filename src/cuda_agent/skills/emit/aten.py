@@ -490,6 +490,19 @@ def _heaviside(c: Context, x: Any, at_zero: Any) -> str:
     return f"({v} == {c(0)} ? {c(at_zero)} : ({v} < {c(0)} || {v} != {v} ? {c(0)} : {c(1)}))"
 
 
+@register("tril_at")
+def _tril(c: Context, x: Any, row: Any, column: Any, diagonal: int = 0) -> str:
+    """tril at a position of the last two dims (see `elementwise.positioned`)."""
+    at = f"{c(column, 'long long')} - {c(row, 'long long')}"
+    return f"({at} <= {diagonal} ? {c(x)} : {c(0)})"
+
+
+@register("triu_at")
+def _triu(c: Context, x: Any, row: Any, column: Any, diagonal: int = 0) -> str:
+    at = f"{c(column, 'long long')} - {c(row, 'long long')}"
+    return f"({at} >= {diagonal} ? {c(x)} : {c(0)})"
+
+
 # --- constants, copies, conversion ----------------------------------------------------------
 
 

@@ -6,9 +6,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
-from cuda_agent.graph.ir import DTYPE_BYTES, Op, Region, Tensor
+from cuda_agent.graph.ir import DTYPE_BYTES, Op, Ref, Region, Tensor
+from cuda_agent.graph.ops import TRIANGLES
 from cuda_agent.skills.emit import expressions, types
 from cuda_agent.skills.emit.expressions import Statements, identifier
 from cuda_agent.skills.emit.indexing import (
@@ -22,10 +23,14 @@ from cuda_agent.skills.emit.indexing import (
 from cuda_agent.skills.emit.types import Code, Language
 
 
+ROW, COLUMN = "@row", "@column"
+
+
 @dataclass(frozen=True)
 class Program:
     """Ops with what they read and write. `in_place` maps an output to the input whose memory it
-    takes over: both then are one pointer."""
+    takes over: both then are one pointer. `positions` maps ROW and COLUMN, where ops read them, to
+    their dims of the layout (None where that dim has one element)."""
 
     ops: tuple[Op, ...]
     values: Mapping[str, Tensor]
@@ -33,6 +38,16 @@ class Program:
     outputs: tuple[str, ...]
     layout: Layout
     in_place: Mapping[str, str]
+    positions: Mapping[str, int | None] = field(default_factory=dict)
+
+    def position_scope(self, names: Sequence[str], lane: str = "") -> dict[str, str]:
+        """ROW and COLUMN as C expressions of the coordinates `names`; `lane` is added to the
+        innermost one."""
+        last = len(names) - 1
+        return {
+            key: "0" if dim is None else f"({names[dim]}{lane})" if dim == last else names[dim]
+            for key, dim in self.positions.items()
+        }
 
     def body(self, scope: Mapping[str, str], language: Language) -> Statements:
         """The ops as statements. `scope` maps inputs to expressions of their compute type."""
@@ -119,14 +134,45 @@ def prepare(
     leader = max(outputs, key=lambda t: (t.numel, DTYPE_BYTES[t.dtype]))
     ordered = [*inputs, *(t for t in outputs if t.name != leader.name), leader]
     placed = [(t, place(t, space, channel=t.name in channels)) for t in ordered]
+    ops, values = positioned(ops, values)
+    marks = [(values[n], _mark(n, space)) for n in (ROW, COLUMN) if n in values]
+    layout = collapse(space, [*marks, *placed])
+    positions = {
+        o.name: next((d for d, step in enumerate(o.strides) if step), None)
+        for o in layout.operands[: len(marks)]
+    }
     return Program(
         tuple(ops),
         values,
         tuple(t.name for t in inputs),
         tuple(t.name for t in outputs),
-        collapse(space, placed),
+        replace(layout, operands=layout.operands[len(marks) :]),
         dict(in_place or {}),
+        positions,
     )
+
+
+def positioned(
+    ops: Sequence[Op], values: Mapping[str, Tensor]
+) -> tuple[Sequence[Op], Mapping[str, Tensor]]:
+    """tril and triu as ops that also read the element's row and column in the last two dims."""
+    if not any(op.name in TRIANGLES for op in ops):
+        return ops, values
+    at = (Ref(ROW), Ref(COLUMN))
+    return (
+        [
+            replace(op, target=f"aten.{op.name}_at.default", args=(op.args[0], *at, *op.args[1:]))
+            if op.name in TRIANGLES else op
+            for op in ops
+        ],
+        {**values, **{n: Tensor(n, (), (), "int64") for n in (ROW, COLUMN)}},
+    )
+
+
+def _mark(name: str, space: Shape) -> tuple[int, ...]:
+    """Strides that keep a dim of the last two from merging with others."""
+    here = len(space) - (2 if name == ROW else 1)
+    return tuple(int(d == here) for d in range(len(space)))
 
 
 def _plain_refs(op: Op, values: Mapping[str, Tensor]) -> set[str]:
@@ -147,6 +193,7 @@ def from_region(region: Region) -> Program | None:
 
 def writable(ops: Sequence[Op], values: Mapping[str, Tensor]) -> bool:
     """Whether every op is a pointwise one that both languages can write, on non-empty tensors."""
+    ops, values = positioned(ops, values)
     return all(expressions.supports(op, values) for op in ops) and all(
         values[n].numel for op in ops for n in op.outputs if n
     )

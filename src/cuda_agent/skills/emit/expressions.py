@@ -88,7 +88,8 @@ def expression(
 
 def _atom(text: str) -> str:
     """`text` in parentheses unless it is a name, a number, an index or a call."""
-    return text if re.fullmatch(r"[\w.]+(\[[^\[\]]*\]|\([^()]*\))?", text) else f"({text})"
+    simple = re.fullmatch(r"[\w.]+(\[[^\[\]]*\]|\([^()]*\))?", text)
+    return text if simple or strip(text) != text else f"({text})"
 
 
 @dataclass(frozen=True)

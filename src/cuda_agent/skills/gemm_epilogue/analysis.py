@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from cuda_agent.graph.ir import Op, Ref, Region, Tensor
 from cuda_agent.skills.emit import elementwise, expressions
-from cuda_agent.skills.emit.elementwise import Program, prepare
+from cuda_agent.skills.emit.elementwise import COLUMN, ROW, Program, prepare
 from cuda_agent.skills.emit.expressions import identifier
 from cuda_agent.skills.emit.indexing import Unaddressable, channel_operands, offset, place
 from cuda_agent.skills.emit.types import Language
@@ -191,12 +191,13 @@ class Epilogue:
     ) -> tuple[list[str], frozenset[str]]:
         """Statements that finish and store the element at `position` = (batch, row, column), whose
         sum over k is the float `product`; and the helpers that they call."""
-        gemm, values = self.gemm, self.gemm.region.values
+        gemm = self.gemm
+        ops, values = elementwise.positioned(gemm.epilogue, gemm.region.values)
         at = position if len(gemm.region.space) == 3 else position[1:]
         name = identifier(gemm.product.name)
         lines = [f"const float {name} = {product};"]
         helpers: set[str] = set()
-        scope = {gemm.product.name: name}
+        scope = {gemm.product.name: name, ROW: position[1], COLUMN: position[2]}
         channels = channel_operands(gemm.epilogue, values)
         for tensor in gemm.others:
             strides = place(tensor, gemm.region.space, channel=tensor.name in channels)
@@ -206,7 +207,7 @@ class Epilogue:
             kind = expressions.compute_type(tensor.dtype)
             lines.append(f"const {kind} {identifier(tensor.name)} = {code.text};")
             scope[tensor.name] = identifier(tensor.name)
-        written = expressions.statements(gemm.epilogue, values, scope, language)
+        written = expressions.statements(ops, values, scope, language)
         helpers |= written.helpers
         lines += written.lines
         for tensor in gemm.region.outputs:

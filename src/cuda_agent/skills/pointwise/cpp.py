@@ -148,7 +148,8 @@ class _Cpp:
                     "const int64_t stop = start + PIECE < INNER ? start + PIECE : INNER;"]
         bound = "ROWS * PIECES" if pieces > 1 else "ROWS"
         moved = [o for o in self.layout.operands if not self.layout.in_order(o)]
-        used = [any(o.strides[d] for o in moved) for d in range(len(outer))]
+        positions = self.program.positions.values()
+        used = [d in positions or any(o.strides[d] for o in moved) for d in range(len(outer))]
         body += coordinates(outer, "row", self.names[:-1], "int64_t", used)
         body += self._loaded(self.uniform)
         body += self._simd(f"int64_t i = {first}; i < {last}; ++i", self._element())
@@ -159,7 +160,9 @@ class _Cpp:
         count = self.layout.count
         narrow = not self.layout.wide()
         kind = "uint32_t" if narrow else "int64_t"
-        used = [any(o.strides[d] for o in self.layout.operands) for d in range(len(self.names))]
+        positions = self.program.positions.values()
+        used = [d in positions or any(o.strides[d] for o in self.layout.operands)
+                for d in range(len(self.names))]
         names = [*self.names[:-1], "i"]
         split = coordinates(self.layout.sizes, "index", names, kind, used)
         body = split + self._loaded(self.uniform) + self._element()
@@ -179,7 +182,8 @@ class _Cpp:
         tall, wide = sizes[dim], sizes[-1]
         tiles = (-(-tall // TILE_TALL), -(-wide // TILE_WIDE))
         tasks = prod(sizes[d] for d in others) * prod(tiles)
-        used = [any(o.strides[d] for o in self.layout.operands) for d in others]
+        positions = self.program.positions.values()
+        used = [d in positions or any(o.strides[d] for o in self.layout.operands) for d in others]
         place = [
             f"const int64_t first = task % {tiles[1]} * TILE_WIDE, "
             f"top = task / {tiles[1]} % {tiles[0]} * TILE_TALL;",
@@ -223,7 +227,8 @@ class _Cpp:
     def _element(self) -> list[str]:
         program = self.program
         lines = self._loaded(self.varying)
-        written = program.body({n: identifier(n) for n in program.inputs}, "cpp")
+        scope = {n: identifier(n) for n in program.inputs} | program.position_scope(self.names)
+        written = program.body(scope, "cpp")
         self.helpers |= written.helpers
         lines += written.lines
         for name in program.outputs:

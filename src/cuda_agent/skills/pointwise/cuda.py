@@ -189,7 +189,8 @@ class _Flat:
             return [f"const {self.index} d0 = {step};"]
         rest = [o for o in operands if not self.layout.in_order(o)]
         element = [f"const {self.index} element = {step};"] if len(rest) < len(operands) else []
-        used = [any(o.strides[d] for o in rest) for d in range(len(self.names))]
+        positions = self.program.positions.values()
+        used = [d in positions or any(o.strides[d] for o in rest) for d in range(len(self.names))]
         sizes = (*self.layout.sizes[:-1], self.layout.inner // self.vector)
         lines = coordinates(sizes, "vector", self.names, self.index, used)
         if self.vector > 1 and used[-1]:
@@ -250,6 +251,7 @@ class _Flat:
         """Lines that compute and store every vector, and the helpers they need."""
         program = self.program
         scope = {n: identifier(n) for n in program.inputs}
+        scope |= program.position_scope(self.names, " + lane" if self.vector > 1 else "")
         helpers: set[str] = set()
         body: list[str] = []
         for name in program.inputs:

@@ -105,7 +105,9 @@ class _Tile:
             return []
         sizes = tuple(self.layout.sizes[d] for d in self.others)
         names = [self.names[d] for d in self.others]
-        used = [any(o.strides[d] for o in self.layout.operands) for d in self.others]
+        positions = self.program.positions.values()
+        used = [d in positions or any(o.strides[d] for o in self.layout.operands)
+                for d in self.others]
         return ["const int rest = tile / (TILES_WIDE * TILES_TALL);",
                 *coordinates(sizes, "rest", names, self.index, used)]
 
@@ -122,7 +124,8 @@ class _Tile:
             self.helpers |= code.helpers
             kind = expressions.compute_type(program.values[name].dtype)
             lines.append(f"const {kind} {identifier(name)} = {code.text};")
-        written = program.body({n: identifier(n) for n in program.inputs}, "cuda")
+        scope = {n: identifier(n) for n in program.inputs} | program.position_scope(self.names)
+        written = program.body(scope, "cuda")
         self.helpers |= written.helpers
         lines += written.lines
         for name in program.outputs:
