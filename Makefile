@@ -1,4 +1,4 @@
-# make setup | demo | test | test-gpu | lint        (README.md says what each installs and does)
+# make setup | demo | test | test-slow | test-gpu | lint        (README.md says what each installs and does)
 PYTHON ?= python3
 VENV   ?= .venv
 # Exactly this torch. TORCH_INDEX (optional) is an extra package index, e.g. PyTorch's CPU wheels.
@@ -16,7 +16,7 @@ SETUP := $(VENV)/.setup
 SETUP_DEV := $(VENV)/.setup-dev
 endif
 
-.PHONY: setup demo test test-gpu lint clean
+.PHONY: setup demo test test-slow test-gpu lint clean
 
 setup: $(SETUP)
 
@@ -36,8 +36,12 @@ demo: $(SETUP)
 # Whatever measures time or starts judges runs alone; the rest shares the cores.
 ALONE := tests/evaluation tests/workers tests/agents tests/cli tests/test_api.py
 test: $(SETUP_DEV)
-	OMP_NUM_THREADS=1 $(PY) -m pytest -m "not gpu" -q -n auto $(ALONE:%=--ignore=%)
-	$(PY) -m pytest -m "not gpu" -q $(ALONE)
+	OMP_NUM_THREADS=1 $(PY) -m pytest -m "not gpu and not slow" -q -n auto $(ALONE:%=--ignore=%)
+	$(PY) -m pytest -m "not gpu and not slow" -q $(ALONE)
+
+# Sweeps of many minutes: generated CUDA kernels under the emulator, real optimize runs.
+test-slow: $(SETUP_DEV)
+	$(PY) -m pytest -m "slow and not gpu" -q
 
 test-gpu: $(SETUP_DEV)
 	$(PY) -m pytest -m gpu -q
