@@ -21,15 +21,23 @@ needs_compiler = pytest.mark.skipif(compiler_missing(), reason="no C++ compiler"
 @needs_compiler
 @pytest.mark.parametrize("case", ALL, ids=lambda c: c.name)
 def test_cpp(case: Case) -> None:
-    check(SKILL, case.function, case.inputs(), "cpp", sets="near" if case in CASES else "default")
+    check(SKILL, case.function, case.inputs(), "cpp", sets="default")
 
 
 @pytest.mark.compiler
 @needs_compiler
-@pytest.mark.parametrize("case", ALL, ids=lambda c: c.name)
+@pytest.mark.parametrize("case", [*CASES, *RANDOM[:8]], ids=lambda c: c.name)
 def test_emulated(case: Case) -> None:
-    sets = "default" if case.name.startswith("random") else "near"
-    check(SKILL, case.function, case.inputs(), "emulate", sets=sets)
+    check(SKILL, case.function, case.inputs(), "emulate", sets="default")
+
+
+@pytest.mark.slow
+@pytest.mark.compiler
+@needs_compiler
+@pytest.mark.parametrize("how", ["cpp", "emulate"])
+@pytest.mark.parametrize("case", ALL, ids=lambda c: c.name)
+def test_each_knob_changed_once(case: Case, how: str) -> None:
+    check(SKILL, case.function, case.inputs(), how)
 
 
 @pytest.mark.nvrtc

@@ -98,14 +98,23 @@ def _check(case: Case, how: str, **options: Any) -> None:
 @needs_compiler
 @pytest.mark.parametrize("case", CASES, ids=lambda c: c.name)
 def test_cpp(case: Case) -> None:
-    _check(case, "cpp")
+    _check(case, "cpp", sets="default")
 
 
 @pytest.mark.compiler
 @needs_compiler
 @pytest.mark.parametrize("case", CASES, ids=lambda c: c.name)
 def test_emulated(case: Case) -> None:
-    _check(case, "emulate")
+    _check(case, "emulate", sets="default")
+
+
+@pytest.mark.slow
+@pytest.mark.compiler
+@needs_compiler
+@pytest.mark.parametrize("how", ["cpp", "emulate"])
+@pytest.mark.parametrize("case", CASES, ids=lambda c: c.name)
+def test_each_knob_changed_once(case: Case, how: str) -> None:
+    _check(case, how)
 
 
 @pytest.mark.nvrtc
