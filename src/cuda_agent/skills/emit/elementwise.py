@@ -22,7 +22,6 @@ from cuda_agent.skills.emit.indexing import (
 )
 from cuda_agent.skills.emit.types import Code, Language
 
-
 ROW, COLUMN = "@row", "@column"
 
 

@@ -97,61 +97,53 @@ INLINE unsigned short float_to_half(float x) {
 
 _FLOAT = {
     "exp_core": """
-// (e^r - 1) for |r| <= ln(2) / 2
+// (e^r - 1) for |r| <= ln(2) / 2, even and odd powers apart: two short chains of dependent steps
 INLINE float exp_core(float r) {
-    float p = 0.0013814433f;
-    p = p * r + 0.008368797f;
-    p = p * r + 0.041668396f;
-    p = p * r + 0.1666652f;
-    p = p * r + 0.49999994f;
-    return p * r * r + r;
+    const float s = r * r;
+    const float even = (0.0013814433f * s + 0.041668396f) * s + 0.49999994f;
+    const float odd = 0.008368797f * s + 0.1666652f;
+    return (odd * r + even) * s + r;
+}""",
+    "exp_moderate": """
+// e^x for -87.3 <= x <= 89: 2^(n-1) * 2 e^r with |r| <= ln(2) / 2
+INLINE float exp_moderate(float x) {
+    const float n = __builtin_rintf(x * 1.44269504f);
+    const float r = (x - n * 0.693359375f) - n * -2.12194440e-4f;
+    return (2.0f * exp_core(r) + 2.0f) * bits_float((unsigned int)((int)n + 126) << 23);
 }""",
     "exp_f32": """
-// e^x = 2^n * e^r with |r| <= ln(2) / 2; 2^n in two factors, so that results may be subnormal
+// Results below 2^-125.5 are zero.
 INLINE float exp_f32(float x) {
-    float t = x < -104.0f ? -104.0f : x;
-    t = t > 89.0f ? 89.0f : t;
-    const float n = __builtin_rintf(t * 1.44269504f);
-    const float r = (t - n * 0.693359375f) - n * -2.12194440e-4f;
-    const int whole = (int)n, half = whole >> 1;
-    const float low = bits_float((unsigned int)(half + 127) << 23);
-    const float high = bits_float((unsigned int)(whole - half + 127) << 23);
-    return (exp_core(r) + 1.0f) * low * high;
+    const float t = x < -87.3f ? -87.3f : x;
+    return exp_moderate(t > 89.0f ? 89.0f : t);
 }""",
     "exp2_f32": """
 INLINE float exp2_f32(float x) {
-    float t = x < -151.0f ? -151.0f : x;
-    t = t > 129.0f ? 129.0f : t;
+    float t = x < -126.0f ? -126.0f : x;
+    t = t > 128.0f ? 128.0f : t;  // 2^128 is infinite in float
     const float n = __builtin_rintf(t);
     const float f = t - n;  // exact
-    const int whole = (int)n, half = whole >> 1;
-    const float low = bits_float((unsigned int)(half + 127) << 23);
-    const float high = bits_float((unsigned int)(whole - half + 127) << 23);
-    return (exp_core(f * 0.693147182f) + 1.0f) * low * high;
+    const float scale = bits_float((unsigned int)((int)n + 126) << 23);
+    return (2.0f * exp_core(f * 0.693147182f) + 2.0f) * scale;
 }""",
     "expm1_f32": """
-// e^x - 1 = 2 * (2^(n-1) * (e^r - 1) + (2^(n-1) - 1/2)): no cancellation near zero
 INLINE float expm1_f32(float x) {
-    float t = x < -18.0f ? -18.0f : x;
-    t = t > 89.0f ? 89.0f : t;
-    const float n = __builtin_rintf(t * 1.44269504f);
-    const float r = (t - n * 0.693359375f) - n * -2.12194440e-4f;
-    const float scale = bits_float((unsigned int)((int)n + 126) << 23);
-    const float value = 2.0f * (exp_core(r) * scale + (scale - 0.5f));
+    const float t = x < -18.0f ? -18.0f : x;
+    const float value = expm1_moderate(t > 89.0f ? 89.0f : t);
     return x == 0.0f ? x : value;
 }""",
     "log_core": """
 // log(1 + f) - f for sqrt(1/2) <= 1 + f < sqrt(2)
 INLINE float log_core(float f) {
-    float p = -0.07634493f;
-    p = p * f + 0.12761575f;
-    p = p * f - 0.13160183f;
-    p = p * f + 0.14201759f;
-    p = p * f - 0.16623357f;
-    p = p * f + 0.20001227f;
-    p = p * f - 0.2500082f;
-    p = p * f + 0.3333333f;
-    return p * f * f * f - 0.5f * f * f;
+    const float s = f * f;
+    float odd = -0.07634493f, even = 0.12761575f;  // powers of f in the factor of f^3
+    odd = odd * s - 0.13160183f;
+    even = even * s + 0.14201759f;
+    odd = odd * s - 0.16623357f;
+    even = even * s + 0.20001227f;
+    odd = odd * s - 0.2500082f;
+    even = even * s + 0.3333333f;
+    return (odd * f + even) * (s * f) - 0.5f * s;
 }""",
     "log_exponent": """
 // n with x = m * 2^n and m in [sqrt(1/2), sqrt(2)), for normal positive x
@@ -201,7 +193,7 @@ INLINE float log1p_f32(float x) {
 INLINE float tanh_f32(float x) {
     const float magnitude = __builtin_fabsf(x);
     const float t = magnitude > 9.1f ? 9.1f : magnitude;
-    const float grown = expm1_f32(2.0f * t);
+    const float grown = expm1_moderate(2.0f * t);
     return __builtin_copysignf(grown / (grown + 2.0f), x);
 }""",
     "sinh_f32": """
@@ -219,28 +211,30 @@ INLINE float cosh_f32(float x) {
 }""",
     "sigmoid_f32": """
 INLINE float sigmoid_f32(float x) { return 1.0f / (1.0f + exp_f32(-x)); }""",
+    "expm1_moderate": """
+// e^x - 1 = 2 * (2^(n-1) * (e^r - 1) + (2^(n-1) - 1/2)) for -87.3 <= x <= 89: no cancellation
+INLINE float expm1_moderate(float x) {
+    const float n = __builtin_rintf(x * 1.44269504f);
+    const float r = (x - n * 0.693359375f) - n * -2.12194440e-4f;
+    const float scale = bits_float((unsigned int)((int)n + 126) << 23);
+    return 2.0f * (exp_core(r) * scale + (scale - 0.5f));
+}""",
     "erf_f32": """
-// x * p(x^2) up to 0.95, then 1 - e^q(|x|); beyond 4 the result rounds to 1
+// 1 - e^(x q(x)), where x q(x) = log(erfc(x)); beyond 4 the result rounds to 1
 INLINE float erf_f32(float x) {
     const float magnitude = __builtin_fabsf(x);
     const float t = magnitude > 4.0f ? 4.0f : magnitude;
     const float s = t * t;
-    float p = 7.853896e-05f;
-    p = p * s - 0.00080102053f;
-    p = p * s + 0.0051883293f;
-    p = p * s - 0.026853813f;
-    p = p * s + 0.11283585f;
-    p = p * s - 0.37612626f;
-    p = p * s + 0.12837917f;
-    float q = 0.00019821973f;
-    q = q * t - 0.0030654909f;
-    q = q * t + 0.022315215f;
-    q = q * t - 0.10411368f;
-    q = q * t - 0.63697606f;
-    q = q * t - 1.1277972f;
-    q = q * t - 0.00016644716f;
-    const float value = t < 0.95f ? t + t * p : 1.0f - exp_f32(q);
-    return __builtin_copysignf(value, x);
+    float even = 9.2556584e-06f, odd = -0.000117635624f;  // powers of t in q
+    even = even * s + 0.0006328157f;
+    odd = odd * s - 0.0016669867f;
+    even = even * s + 0.00016035250f;
+    odd = odd * s + 0.01915309f;
+    even = even * s - 0.10277784f;
+    odd = odd * s - 0.6366194f;
+    even = even * s + 5.8635383e-08f;  // with the next factor: 2 / sqrt(pi) in two parts
+    const float exponent = t * -1.12837923f + t * (odd * t + even);
+    return __builtin_copysignf(expm1_moderate(exponent), x);
 }""",
     "quarter_turns": """
 // x = quarter * pi/2 + rest, |rest| <= pi/4, reduced in double: exact up to |x| of 2^50
