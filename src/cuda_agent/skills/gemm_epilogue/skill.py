@@ -33,8 +33,7 @@ class GemmEpilogueSkill:
         choices: dict[str, tuple[Knob, ...]] = {}
         form = skinny(gemm)
         if form is not None:
-            choices["product"] = ("own", "library") if cuda or form.count == 1 else (
-                "library", "own")
+            choices["product"] = ("own", "library") if cuda else ("library", "own")
         if cuda and gemm.product.dtype == "float32":
             exact = ("tf32x3", "fp32") if gemm.flops >= TF32X3_FLOPS else ("fp32", "tf32x3")
             choices["precision"] = (*exact, "tf32")

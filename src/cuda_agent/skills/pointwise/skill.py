@@ -111,8 +111,7 @@ def cpp_choices(program: Program, device: DeviceFacts) -> dict[str, tuple[Knob, 
         choices["chunk"] = (16384, 4096, 65536)
     written = sum(program.values[n].numel for n in program.outputs) * program.narrowest_bytes
     if kind == "chunks" and not program.in_place and written > device.cache_bytes // 4:
-        choices["stores"] = ("stream", "plain") if written > device.cache_bytes else (
-            "plain", "stream")
+        choices["stores"] = ("plain", "stream")
     return choices
 
 

@@ -1,7 +1,7 @@
 """C++ for scans: only the running value is sequential, all around it is vectorised.
 
-`rows`: a tile of each row is computed into a buffer, scanned there (several rows side by side, so
-that their chains of additions overlap), and finished from there. `columns`: neighbouring rows lie
+`rows`: a tile of each row is computed into a buffer, scanned there with one dependent operation for
+four steps, and finished from there. `columns`: neighbouring rows lie
 side by side in memory, so each step is a vector operation over them. Running values are double for
 floating types, as torch's are on a CPU.
 """
@@ -17,7 +17,7 @@ from cuda_agent.skills.emit.expressions import identifier
 from cuda_agent.skills.emit.indexing import coordinates, offset
 from cuda_agent.skills.scan.analysis import Read, Scan, tensors
 
-TILE, BLOCK, SIDE_BY_SIDE = 1024, 256, 4
+TILE, BLOCK = 1024, 256
 
 
 @dataclass(frozen=True)
@@ -46,6 +46,7 @@ def write(scan: Scan, schedule: Schedule, name: str, title: str) -> tuple[str, l
         f"// {title}\n// At least {scan.traffic_bytes / 1e6:.4g} MB have to move.",
         "#include <cstdint>",
         expressions.preamble(writer.helpers, "cpp"),
+        writer.helper() if schedule.form == "rows" else "",
         f'extern "C" void {name}(\n    {head}) {{\n{lines}\n}}',
     ]
     return "\n\n".join(p for p in parts if p) + "\n", [t.name for t in taken]
@@ -134,43 +135,47 @@ class _Cpp:
         segments = self.schedule.segments
         return self._segmented(segments) if segments > 1 else self._whole_rows()
 
-    def _tile(self) -> list[str]:
-        return ["const int64_t stop = start + TILE < LENGTH ? start + TILE : LENGTH;"]
+    def _tile(self, end: str) -> list[str]:
+        """One tile: fill the buffer, scan it, finish from it."""
+        steps = "int64_t step = start; step < stop; ++step"
+        return [
+            f"const int64_t stop = start + TILE < {end} ? start + TILE : {end};",
+            *self._simd(steps, [*self._source(), "buffer[step - start] = scanned;"]),
+            "carry = running(buffer, stop - start, carry);",
+            *self._simd(steps, self._results("buffer[step - start]")),
+        ]
+
+    def helper(self) -> str:
+        """`running`: the only sequential part."""
+        op, kind, wide = self.symbol, self.type, self.running
+        return f"""
+// The running value over `count` steps, four at a time: one dependent operation for each four.
+static inline {wide} running({kind}* x, int64_t count, {wide} carry) {{
+    int64_t i = 0;
+    for (; i + 4 <= count; i += 4) {{
+        const {wide} a = x[i], b = x[i + 1], c = x[i + 2], d = x[i + 3];
+        const {wide} two = a {op} b, all = two {op} (c {op} d);
+        x[i] = ({kind})(carry {op} a);
+        x[i + 1] = ({kind})(carry {op} two);
+        x[i + 2] = ({kind})(carry {op} (two {op} c));
+        x[i + 3] = ({kind})(carry {op} all);
+        carry = carry {op} all;
+    }}
+    for (; i < count; ++i) x[i] = ({kind})(carry = carry {op} x[i]);
+    return carry;
+}}""".strip()
 
     def _whole_rows(self) -> list[str]:
         scan = self.scan
-        side = SIDE_BY_SIDE if scan.rows >= 2 * SIDE_BY_SIDE else 1
-        fill = self._simd("int64_t step = start; step < stop; ++step",
-                          [*self._source(), "buffer[r][step - start] = scanned;"])
-        finish = self._simd("int64_t step = start; step < stop; ++step",
-                            self._results("buffer[r][step - start]"))
-        each = ["const int64_t row = group + r;", *self._row()]
-        body = [
-            "const int64_t rows = group + SIDE < ROWS ? SIDE : ROWS - group;",
-            f"{self.running} carry[SIDE];",
-            f"for (int64_t r = 0; r < SIDE; ++r) carry[r] = {self.identity};",
-            f"{self.type} buffer[SIDE][TILE] = {{}};",
-            "for (int64_t start = 0; start < LENGTH; start += TILE) {",
-            *_indented(self._tile()),
-            "    for (int64_t r = 0; r < rows; ++r) {",
-            *_indented([*each, *fill], 2),
-            "    }",
-            "    // The only sequential part: a chain per row, SIDE of them overlap.",
-            "    for (int64_t i = 0; i < stop - start; ++i)",
-            "        for (int64_t r = 0; r < SIDE; ++r) {",
-            f"            carry[r] {self.symbol}= buffer[r][i];",
-            f"            buffer[r][i] = ({self.type})carry[r];",
-            "        }",
-            "    for (int64_t r = 0; r < rows; ++r) {",
-            *_indented([*each, *finish], 2),
-            "    }",
-            "}",
-        ]
+        body = [*self._row(), f"{self.running} carry = {self.identity};",
+                f"{self.type} buffer[TILE];",
+                "for (int64_t start = 0; start < LENGTH; start += TILE) {",
+                *_indented(self._tile("LENGTH")), "}"]
         return [
             f"constexpr int64_t ROWS = {scan.rows}, LENGTH = {scan.length};",
-            f"constexpr int64_t TILE = {TILE}, SIDE = {side};  // steps, rows side by side",
-            *self._parallel(-(-scan.rows // side)),
-            "for (int64_t group = 0; group < ROWS; group += SIDE) {",
+            f"constexpr int64_t TILE = {TILE};  // steps whose values wait in L1",
+            *self._parallel(scan.rows),
+            "for (int64_t row = 0; row < ROWS; ++row) {",
             *_indented(body), "}",
         ]
 
@@ -185,11 +190,6 @@ class _Cpp:
         total = ["#pragma omp simd reduction(" + sign + " : total)",
                  "for (int64_t step = segment * DEPTH; step < end; ++step) {",
                  *_indented([*self._source(), f"total {self.symbol}= scanned;"]), "}"]
-        tile = ["const int64_t stop = start + TILE < end ? start + TILE : end;"]
-        fill = self._simd("int64_t step = start; step < stop; ++step",
-                          [*self._source(), "buffer[step - start] = scanned;"])
-        finish = self._simd("int64_t step = start; step < stop; ++step",
-                            self._results("buffer[step - start]"))
         first = [*self._row(), *end, f"{self.running} total = {self.identity};", *total,
                  "totals[row][segment] = total;"]
         second = [
@@ -198,12 +198,7 @@ class _Cpp:
             f"carry {self.symbol}= totals[row][before];",
             f"{self.type} buffer[TILE];",
             "for (int64_t start = segment * DEPTH; start < end; start += TILE) {",
-            *_indented([
-                *tile, *fill,
-                "for (int64_t i = 0; i < stop - start; ++i) {",
-                f"    carry {self.symbol}= buffer[i];",
-                f"    buffer[i] = ({self.type})carry;",
-                "}", *finish]),
+            *_indented(self._tile("end")),
             "}",
         ]
         loops = ["for (int64_t row = 0; row < ROWS; ++row)",
