@@ -26,7 +26,6 @@ import importlib.metadata
 import importlib.util
 import io
 import os
-import platform
 import re
 import shutil
 import struct
@@ -49,7 +48,7 @@ HEADERS = (".h", ".hpp", ".cuh", ".inl")
 FLAGS = {
     "cpp": ("-std=c++17", "-O3", "-march=native", "-fopenmp", "-shared", "-fPIC",
             "-fno-math-errno", "-fno-trapping-math",  # no value changes, but loops vectorise
-            *(["-mprefer-vector-width=512"] if platform.machine() == "x86_64" else [])),
+            *(["-mprefer-vector-width=512"] if os.uname().machine == "x86_64" else [])),
     "cubin": ("-std=c++17", "-default-device", "--ptxas-options=-v"),
     "host": ("-std=c++17", "-O3", "-shared", "-Xcompiler", "-fPIC", "--ptxas-options=-v"),
 }
