@@ -63,7 +63,7 @@ def cuda_choices(program: Program, device: DeviceFacts) -> dict[str, tuple[Knob,
     plenty = layout.count // usual >= 2 * resident
     choices: dict[str, tuple[Knob, ...]] = {
         "vector": tuple(dict.fromkeys(vectors)),
-        "unroll": (2, 1, 4) if plenty else (1, 2),
+        "unroll": (1, 2, 4) if plenty else (1, 2),
         "threads": (256, 128, 512),
         "stores": ("plain", "stream") if program.traffic_bytes > device.cache_bytes else ("plain",),
     }

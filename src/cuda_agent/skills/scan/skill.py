@@ -72,8 +72,7 @@ def _cuda_choices(scan: Scan, device: DeviceFacts) -> dict[str, tuple[Knob, ...]
         segments = _segments(scan.length, -(-wanted // scan.rows), least=64)
         return {"ahead": (8, 4, 16), "segments": segments}
     vector = max(4, 16 // item) if scan.length >= 256 else 4
-    many = scan.rows >= device.units * 32
-    warps: tuple[Knob, ...] = (1, 4, 8) if many or scan.length <= 512 else (8, 4, 16, 1)
+    warps: tuple[Knob, ...] = (1, 4, 8) if scan.length <= 512 else (8, 4, 16, 1)
     blocks = device.units * 4
     segments = (1,) if scan.rows >= blocks else _segments(
         scan.length, -(-blocks // scan.rows), least=4096)

@@ -118,15 +118,19 @@ def _words(program: RowProgram, value: str) -> float:
 
 
 def _row_threads(program: RowProgram, strategy: str) -> int:
-    """Threads of a block so that each holds about four vectors of the row."""
+    """Threads of a block so that each holds about four vectors of the row, at most 512.
+
+    Blocks of 512 with more vectors a thread beat blocks of 1024 on every long row measured: four
+    of them share a multiprocessor, so that one reads while another waits at its barrier.
+    """
     vectors = -(-program.columns // best_vector(program))
     if strategy == "warp":
         return 128
     if strategy == "split":
-        return 256
+        return 512
     if strategy.startswith("cluster"):
         vectors = -(-vectors // int(strategy[7:]))
-    return max(64, min(1024, power_above(-(-vectors // 4))))
+    return max(64, min(512, power_above(-(-vectors // 4))))
 
 
 def cuda_schedule(
