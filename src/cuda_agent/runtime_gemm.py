@@ -98,13 +98,16 @@ def split_tf32(x: Tensor) -> tuple[Tensor, Tensor]:
     return hi, lo
 
 
-def matmul(a: Any, b: Any, out: Tensor | None = None, precision: str = "fp32") -> Tensor:
+def matmul(
+    a: Any, b: Any, out: Tensor | None = None, precision: str = "fp32", chunk: int = 1024
+) -> Tensor:
     """`a @ b` for 2-d or batched operands of one dtype; on a GPU cuBLAS, on a CPU torch.matmul.
 
     `precision` sets the multiplication of float32 operands: "fp32", "tf32", "bf16", "fp16" or
     "tf32x3", three TF32 products of split operands with about float32's accuracy, where an operand
-    may come split, as (hi, lo), and an infinite element gives NaN. Sums are float32. `out`,
-    contiguous, may be float32 for half operands.
+    may come split, as (hi, lo), and an infinite element gives NaN. Sums are float32, but tensor
+    cores cut them off instead of rounding, always towards zero: "tf32x3" sums `chunk` products
+    there and adds such sums in float32. `out`, contiguous, may be float32 for half operands.
     """
     parts = [x if isinstance(x, tuple) else (x,) for x in (a, b)]
     a, b = parts[0][0], parts[1][0]
@@ -116,9 +119,14 @@ def matmul(a: Any, b: Any, out: Tensor | None = None, precision: str = "fp32") -
     if precision != "tf32x3" or a.dtype != torch.float32:
         return _gemm(a, b, out, precision, 0.0)
     (a, a_lo), (b, b_lo) = (x if len(x) == 2 else split_tf32(x[0]) for x in parts)
-    _gemm(a_lo, b, out, precision, 0.0)  # the smallest first
-    _gemm(a, b_lo, out, precision, 1.0)
-    return _gemm(a, b, out, precision, 1.0)
+    product, k = out, a.shape[-1]
+    if a.dim() > 2 and b.dim() == 2 and a.is_contiguous() and a_lo.is_contiguous():
+        a, a_lo, product = a.view(-1, k), a_lo.view(-1, k), out.view(-1, b.shape[-1])
+    _gemm(a_lo, b, product, precision, 0.0)  # the smallest first; their cut-off ends are nothing
+    _gemm(a, b_lo, product, precision, 1.0)
+    for i in range(0, k, chunk):
+        _gemm(a[..., i:i + chunk], b[..., i:i + chunk, :], product, precision, 1.0)
+    return out
 
 
 def _gemm(a: Tensor, b: Tensor, out: Tensor, precision: str, beta: float) -> Tensor:

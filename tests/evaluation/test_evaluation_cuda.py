@@ -166,7 +166,7 @@ def test_a_trusted_candidate_that_faults_takes_its_process_with_it(judge: Judge)
 
 
 def test_work_on_a_side_stream_is_counted(judge: Judge) -> None:
-    """Joined afterwards: right, and no faster than eager. Not joined: found by what is copied."""
+    """Joined afterwards: right, and no faster than eager. Not joined: found by looking early."""
     body = (
         "s = torch.cuda.Stream()\ns.wait_stream(torch.cuda.current_stream())\n"
         "with torch.cuda.stream(s):\n"
@@ -178,8 +178,7 @@ def test_work_on_a_side_stream_is_counted(judge: Judge) -> None:
     assert honest.speedup["eager"].value < 0.3
     unjoined = body.replace("torch.cuda.current_stream().wait", "s.wait")
     hidden = verdict_of(judge, cases.single(unjoined))
-    if hidden.ok:  # the copy came late enough by chance, but then the time counts
-        assert hidden.speedup["eager"] is not None and hidden.speedup["eager"].value < 0.3
+    assert hidden.status == "cheating" and hidden.findings[0].id == "A1"
 
 
 def test_the_screen_is_quick_and_repeatable(judge: Judge) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import threading
 import time
 from pathlib import Path
 
@@ -223,5 +224,24 @@ def test_the_device_lock_excludes_and_dies_with_its_owner() -> None:
     with device_lock(name):
         assert time.monotonic() - start < 10
     owner.join()
-    with device_lock(name), device_lock(name + "-other"):
+    with device_lock(name), device_lock(name + "-other"), device_lock(name):
         pass
+
+
+def test_the_thread_that_holds_the_device_lock_may_take_it_again_and_no_other_may() -> None:
+    name = f"test-{time.time_ns()}"
+    order: list[str] = []
+
+    def other() -> None:
+        with device_lock(name):
+            order.append("other")
+
+    with device_lock(name):
+        waiting = threading.Thread(target=other)
+        waiting.start()
+        with device_lock(name):
+            time.sleep(0.1)
+        time.sleep(0.1)  # still held: the inner one has given nothing back
+        order.append("holder")
+    waiting.join(10)
+    assert order == ["holder", "other"]

@@ -5,6 +5,7 @@ Every step is in the store as soon as it is done, so that the same run called ag
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from collections.abc import Callable, Sequence
@@ -16,7 +17,7 @@ from cuda_agent import policies
 from cuda_agent.agents.loop import Evaluator, Limits, Room, evaluations, ranking, run_episode
 from cuda_agent.agents.planner import Planner
 from cuda_agent.errors import HarnessError, ProblemError, SettingsError
-from cuda_agent.evaluation import Settings
+from cuda_agent.evaluation import Settings, contestant_pool
 from cuda_agent.policies import Step, cost
 from cuda_agent.problems import Instance, probe
 from cuda_agent.records import Candidate, Episode, Precision, Track, Verdict, content_hash
@@ -117,8 +118,20 @@ class Worker(Evaluator, Protocol):
 MakeWorker = Callable[[Instance, Settings, Path], Worker]
 
 
-def inline_worker(instance: Instance, settings: Settings, cache: Path) -> Worker:
-    return InlineWorker(instance.problem, instance, settings, cache_dir=cache)
+class InlineWorkers:
+    """Makes the workers of one run. Their contestants come from one server, which begins to start
+    at once: importing torch there takes seconds that capturing the graph needs as well."""
+
+    def __init__(self, instance: Instance, settings: Settings) -> None:
+        self._pool = contestant_pool(instance, settings)
+
+    def __call__(self, instance: Instance, settings: Settings, cache: Path) -> Worker:
+        return InlineWorker(
+            instance.problem, instance, settings, cache_dir=cache, pool=self._pool
+        )
+
+    def close(self) -> None:
+        self._pool.close()
 
 
 def cache_dir() -> Path:
@@ -142,7 +155,7 @@ def optimize_instance(
     run_id: str,
     *,
     observer: Observer | None = None,
-    make_worker: MakeWorker = inline_worker,
+    make_worker: MakeWorker | None = None,
 ) -> Outcome:
     """Searches, then audits the best. Continues what the store holds of this run.
 
@@ -150,6 +163,11 @@ def optimize_instance(
     store cannot be written. Ctrl-C ends it early with what there is.
     """
     tell = observer or Silent()
+    if make_worker is None:
+        with contextlib.closing(InlineWorkers(instance, options.settings)) as workers:
+            return optimize_instance(
+                instance, facts, options, store, run_id, observer=observer, make_worker=workers
+            )
     start = time.monotonic()
     tell.stage("capturing the graph")
     planner = Planner.make(instance, facts)

@@ -8,6 +8,7 @@ is missing, and the reason is kept; it is never 1.0.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import tempfile
@@ -22,6 +23,7 @@ from cuda_agent.errors import CudaAgentError
 from cuda_agent.evaluation import profile
 from cuda_agent.evaluation.entrant import Entrant, LocalClient
 from cuda_agent.evaluation.handover import Handover, Staged
+from cuda_agent.evaluation.lock import device_lock
 from cuda_agent.evaluation.process import Pool
 from cuda_agent.evaluation.reference import Reference
 from cuda_agent.evaluation.settings import Settings
@@ -42,7 +44,7 @@ class Baselines:
 
     def __init__(
         self, instance: Instance, reference: Reference, settings: Settings, target: Target,
-        handover: Handover, pool: Pool, work: Path, cache: Path,
+        handover: Handover, pool: Pool, work: Path, cache: Path, device: str,
     ) -> None:
         self._instance = instance
         self._reference = reference
@@ -52,6 +54,7 @@ class Baselines:
         self._pool = pool
         self._work = work
         self._cache = cache
+        self._device = device
         self._entrants: dict[str, Entrant] = {}
         self.missing: dict[str, str] = {}
         self._unpicklable = False
@@ -62,7 +65,7 @@ class Baselines:
         The longest compilations come last and share one time limit: what is not done when it is
         over is missing.
         """
-        end = time.monotonic() + self._settings.compile_deadline_s
+        end: float | None = None
         wanted = ["eager", *(n for n in BASELINES if n in names and n != "eager")]
         for name in wanted:
             held = self._entrants.get(name)
@@ -71,19 +74,27 @@ class Baselines:
                 del self._entrants[name]
             if name in self._entrants or name in self.missing:
                 continue
-            left = end - time.monotonic()
-            if left <= 0:
+            if end is None and MODES[name] is not None:
+                end = time.monotonic() + self._settings.compile_deadline_s
+            left = 0.0 if end is None else end - time.monotonic()
+            if MODES[name] is not None and left <= 0:
                 self.missing[name] = "no time was left to compile it"
                 continue
-            self._start(name, left)
+            # Compiling may take minutes and uses the device little: others may have it meanwhile.
+            # Only where kernels compete by their times must nobody disturb.
+            alone = name == "compile_max_autotune"
+            with device_lock(self._device) if alone else contextlib.nullcontext():
+                self._start(name, left)
         return {n: self._entrants[n] for n in wanted if n in self._entrants}
 
     def _start(self, name: str, seconds: float) -> None:
         deadline = float(self._settings.deadline_s or 10.0)
+        if MODES[name] is None:  # nothing to compile
+            seconds = max(seconds, deadline)
         entrant: Entrant | None = None
         try:
             client = self._client(name, seconds)
-            entrant = Entrant(client, self._target, max(seconds, deadline), trusted=True)
+            entrant = Entrant(client, self._target, seconds, trusted=True)
             entrant.place_inputs(0, *self._reference.inputs())
             entrant.place_outputs(self._reference.forms, 1)
             entrant.run(0)  # compiles
@@ -95,7 +106,6 @@ class Baselines:
                 entrant.client.kill()
                 entrant.forget()
             self.missing[name] = profile.failed_baseline(error)
-
 
     def _client(self, name: str, seconds: float) -> Any:
         problem = self._instance.problem

@@ -6,6 +6,7 @@ Candidates run in other processes; see contestant.py for all that they get.
 
 from __future__ import annotations
 
+import re
 import shutil
 import tempfile
 import time
@@ -63,18 +64,18 @@ class Judge:
         self.work = Path(tempfile.mkdtemp(prefix="cuda-agent-judge-"))
         self.reference = Reference(instance, self.settings.precision)
         self.handover = Handover(instance, self.settings, self.target, self.threads)
+        self.device_name = f"{self.target.name}-{self.target.torch_device().index or 0}"
         self._own_pool = pool is None
-        self.pool = pool or Pool(self.target.name, self.threads, memory_limit(self))
+        self.pool = pool or contestant_pool(instance, self.settings)
         self.baselines = Baselines(
             instance, self.reference, self.settings, self.target, self.handover, self.pool,
-            self.work, self.cache,
+            self.work, self.cache, self.device_name,
         )
         folder = Path(baseline_cache) if baseline_cache else self.cache / "baselines"
         self._store = BaselineStore(folder, instance, self.settings, self.target)
         self._probed: list[Finding] | None = None
         self._sets: list[CheckedSet] = []
         self._measured: tuple[dict[str, Timing], dict[str, Interval], dict[str, str]] | None = None
-        self.device_name = f"{self.target.name}-{self.target.torch_device().index or 0}"
         self._environment = self.target.environment()
         self.warm: trial.Warm | None = None
         self.other: tuple[State, CheckedSet] | None = None
@@ -84,7 +85,7 @@ class Judge:
     def unsound(self) -> list[Finding]:
         """Why this problem cannot be judged; empty for a sound one. Found out once."""
         if self._probed is None:
-            with flags(self.settings.precision):
+            with device_lock(self.device_name), flags(self.settings.precision):
                 self._probed = probe(self.instance)
         return self._probed
 
@@ -96,6 +97,10 @@ class Judge:
         return self._sets
 
     def draw_sets(self) -> list[CheckedSet]:
+        with device_lock(self.device_name):
+            return self._drawn()
+
+    def _drawn(self) -> list[CheckedSet]:
         first = self.reference.draw()
         assert first is not None
         # Pristine and expected here; copies in the arenas of candidate and baselines.
@@ -213,9 +218,8 @@ class Judge:
     def _failed(self, candidate: Candidate, error: ContestantFailure, start: float) -> Verdict:
         text = str(error)
         findings: tuple[Finding, ...] = ()
-        if error.status == "cheating":
-            rule, _, detail = text.partition(": ")
-            findings = (Finding(rule, detail),)
+        if rule := re.match(r"([A-F]\d+): ", text):
+            findings = (Finding(rule[1], text[rule.end():]),)
         return self._verdict(candidate, error.status, start, findings=findings, feedback=text)
 
     def _verdict(
@@ -262,11 +266,14 @@ class Judge:
         self.close()
 
 
-def memory_limit(judge: Judge) -> int | None:
-    """Address space of a contestant on a CPU, so that a huge allocation fails there instead of
-    waking the system's killer. CUDA reserves far more addresses than memory: no limit there."""
-    if judge.target.torch_device().type != "cpu":
-        return None
-    need = judge.instance.input_bytes + judge.instance.parameter_bytes
-    room = max(8 << 30, 16 * need)
-    return int(min(room, max(4 << 30, judge.target.free_memory_bytes())) + (6 << 30))
+def contestant_pool(instance: Instance, settings: Settings) -> Pool:
+    """Contestants' processes for the judges of one problem; their server begins to start."""
+    target = targets.resolve(settings.target)
+    threads = settings.threads or default_threads(target.facts().units)
+    limit = None
+    if target.torch_device().type == "cpu":
+        # Of address space, so that a huge allocation fails there instead of waking the system's
+        # killer. CUDA reserves far more addresses than memory: no limit there.
+        room = max(8 << 30, 16 * (instance.input_bytes + instance.parameter_bytes))
+        limit = int(min(room, max(4 << 30, target.free_memory_bytes())) + (6 << 30))
+    return Pool(target.name, threads, limit)

@@ -199,6 +199,8 @@ class Contestant:
         status, name = failures.classify(f"{answer['error']}\n{text}", answer["stage"])
         if answer["error"].endswith("BadOutput"):
             status, name = "wrong", "A3"
+        if answer["error"].endswith("UnjoinedWork"):
+            return ContestantFailure("cheating", text.splitlines()[0].partition(": ")[2])
         if failures.loses_device(text):
             self.kill()
         said = "" if name == "exception" else f"{name}: "

@@ -19,10 +19,17 @@ from cuda_agent.targets.base import Arena, Target
 Forward = Callable[..., Any]
 
 
+_RUN_AHEAD_CYCLES = 2_000_000  # 1 ms at 2 GHz
+_LOOKED_AT = 4096  # elements of each output, right behind the forward
+
+
 class BadOutput(TypeError):
     """The forward returned something else than plain, strided tensors."""
 
-_RUN_AHEAD_CYCLES = 2_000_000  # 1 ms at 2 GHz
+
+class UnjoinedWork(RuntimeError):
+    """Outputs were still being written when the caller's stream was past the forward."""
+
 
 
 class Session:
@@ -34,6 +41,7 @@ class Session:
         self.before_call: Callable[[], None] | None = None
         self._sets: dict[int, tuple[Any, ...]] = {}
         self._outputs: list[list[torch.Tensor]] = []
+        self._positions: list[torch.Tensor] = []
         self._arenas: list[Arena] = []
         self._pad: torch.Tensor | None = None
         self._events: tuple[Any, Any] | None = None
@@ -54,12 +62,17 @@ class Session:
         self._outputs = [layout.views(arena, slots, i * step) for i in range(count)]
         if self.target.torch_device().type == "cuda":
             torch.cuda.empty_cache()
+            self._positions = [
+                torch.randint(t.numel(), (min(_LOOKED_AT, t.numel()),), device=t.device)
+                for t in self._outputs[0]
+            ]
         self._pad = torch.empty(pad, dtype=torch.uint8, device=self.target.torch_device())
 
     def drop(self) -> None:
         """Let go of every arena."""
         self._sets.clear()
         self._outputs = []
+        self._positions = []
         self.target.synchronize()
         for arena in self._arenas:
             arena.close()
@@ -78,7 +91,7 @@ class Session:
                 out = self._call(self._sets[index])
         else:
             out = self._call(self._sets[index])
-        self.target.synchronize()
+        self._wait(out)
         return {**self._deliver(out, slot), "ops": sorted(recorder.ops) if recorder else []}
 
     def prepare(self) -> None:
@@ -133,12 +146,31 @@ class Session:
         start.record()
         out = self._call(args)
         end.record()
-        end.synchronize()
-        waited = time.perf_counter_ns()
-        torch.cuda.synchronize()  # returns at once unless another stream is still at work
-        waited = time.perf_counter_ns() - waited
-        late = waited / 1e6 if waited > 30_000 else 0.0
-        return out, start.elapsed_time(end) + late
+        self._wait(out)
+        return out, start.elapsed_time(end)
+
+    def _wait(self, out: Any) -> None:
+        """For the device. On a GPU some elements are read in stream order, right behind the
+        forward, and again when every stream is idle: they differ where work went to a stream that
+        the caller's does not wait for, which no event beside the forward would time."""
+        early = self._look(out)
+        self.target.synchronize()
+        if early and not layout.identical(early, self._look(out)):
+            raise UnjoinedWork(
+                "A1: outputs were still being written when the current stream was past forward: "
+                "it must wait for every stream that forward uses"
+            )
+
+    def _look(self, out: Any) -> list[torch.Tensor]:
+        """Elements at positions that no forward knows; outputs of a wrong form are left out."""
+        tensors: list[torch.Tensor] = []
+        if self._positions:
+            layout.describe(out, tensors)
+        return [
+            torch.take(t.detach(), at)
+            for t, at, place in zip(tensors, self._positions, self._outputs[0])
+            if t.layout == torch.strided and (t.shape, t.device) == (place.shape, place.device)
+        ] if self._positions else []
 
     def _deliver(self, out: Any, slot: int) -> dict[str, Any]:
         tensors: list[torch.Tensor] = []

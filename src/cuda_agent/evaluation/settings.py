@@ -13,7 +13,7 @@ from cuda_agent.records import BASELINES, Precision, Tier, Track, content_hash
 _TIERS: dict[str, dict[str, Any]] = {
     "screen": {
         "deadline_s": 10.0, "time_limit_s": 0.3, "interval": 0.05, "min_rounds": 6,
-        "random_sets": 3, "styles": ("large", "zeros"), "placements": 1,
+        "random_sets": 3, "styles": ("large", "zeros", "negative"), "placements": 1,
         "baselines": ("eager", "compile_default"),
     },
     "audit": {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 import statistics
 import tempfile
@@ -86,20 +87,18 @@ class Trial:
         try:
             with self._phase("compile"):
                 build, staged = self._compile()
-            self.checked = self.judge.sets() if self.reusing else self.judge.draw_sets()
-            entrant = self._entrant()
+            # Nobody else's time may be taken while anything of this trial uses the device.
+            with self._device():
+                self.checked = self.judge.sets() if self.reusing else self.judge.draw_sets()
+                entrant = self._entrant()
             try:
                 self._try(entrant, staged)
-            except BaseException:
+            finally:
                 if self.reusing:
                     self._settle(entrant)
-                raise
-            finally:
-                if not self.reusing:
+                else:
                     entrant.client.kill()
                     entrant.forget()
-            if self.reusing:
-                self._settle(entrant)
             self.outcome.feedback += _resources(build)
             return self.outcome
         finally:
@@ -114,6 +113,9 @@ class Trial:
             yield
         finally:
             self.outcome.seconds[name] = time.perf_counter() - start
+
+    def _device(self) -> contextlib.AbstractContextManager[None]:
+        return device_lock(self.judge.device_name)
 
     # --- compile and load -----------------------------------------------------------------------
 
@@ -164,6 +166,10 @@ class Trial:
         except ContestantFailure:
             self.judge.discard_warm()
             return
+        with self._device():
+            self._restore(entrant)
+
+    def _restore(self, entrant: Entrant) -> None:
         for i, made in enumerate(self.checked):
             if not layout.identical(entrant.inputs(i), made.tensors):
                 entrant.write(i, made.tensors)
@@ -171,11 +177,12 @@ class Trial:
     def _try(self, entrant: Entrant, staged: Staged) -> None:
         judge, settings = self.judge, self.judge.settings
         seconds = settings.compile_deadline_s if self.form in SELF_BUILDING else entrant.deadline_s
-        with self._phase("load"):
+        # A candidate that builds itself may take a minute, and the device has nothing to do then.
+        own = contextlib.nullcontext() if self.form in SELF_BUILDING else self._device()
+        with own, self._phase("load"):
             names = judge.handover.load(entrant.client, staged, judge.reference.state(), seconds)
         try:
-            # Under the lock as well: nobody else's time may be taken while this runs.
-            with device_lock(judge.device_name), self._phase("verify"):
+            with self._device(), self._phase("verify"):
                 self._verify(entrant, staged, names)
             if self.outcome.status == "ok":
                 with self._phase("profile"):
