@@ -365,9 +365,8 @@ def test_compile_default_is_measured_beside_eager(judge_for: JudgeFor) -> None:
 
 
 def test_a_baseline_that_fails_is_missing_with_its_reason(judge_for: JudgeFor) -> None:
-    judge = judge_for(
-        cases.problem(), baselines=("eager", "compile_default"), compile_deadline_s=0.05
-    )
+    unlike = cases.problem(cases.SOURCE + "# measured by no other test\n")
+    judge = judge_for(unlike, baselines=("eager", "compile_default"), compile_deadline_s=0.05)
     judge.measure_baselines()
     verdict = judge.judge(cases.candidate(cases.native(), judge.problem, trusted=True))
     assert verdict.ok and verdict.speedup["compile_default"] is None

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import shutil
-import subprocess
 import sys
 from typing import Any
 
@@ -15,6 +12,7 @@ from rich.table import Table
 
 from cuda_agent import runtime, targets
 from cuda_agent.errors import UserError
+from cuda_agent.evaluation import sandbox
 from cuda_agent.targets import calibration
 from cuda_agent.targets.calibrate import calibrate
 
@@ -41,7 +39,7 @@ def run(args: argparse.Namespace) -> int:
     report: dict[str, Any] = {
         "targets": {name: _examine(name, args.calibrate, progress) for name in _HARDWARE},
         "tools": _tools(),
-        "isolation": _isolation(),
+        "isolation": sandbox.probe(),
     }
     if args.json:
         json.dump(report, sys.stdout, indent=2)
@@ -88,22 +86,6 @@ def _tools() -> dict[str, str]:
     versions = runtime.toolchain("cubin")
     tools["NVRTC"] = versions if "nvrtc" in versions else "missing: pip install 'cuda-agent[cuda]'"
     return tools
-
-
-def _isolation() -> dict[str, str]:
-    """Whether an untrusted candidate can be put into a sandbox."""
-    path = shutil.which("bwrap")
-    if path is None:
-        return {"bwrap": "missing: install bubblewrap to sandbox untrusted candidates"}
-    command = [path, "--unshare-all", "--ro-bind", "/", "/", "true"]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=10)
-    except (OSError, subprocess.TimeoutExpired) as error:
-        return {"bwrap": f"{path} does not run: {error}"}
-    if done.returncode != 0:
-        said = (done.stderr.strip().splitlines() or ["no message"])[0]
-        return {"bwrap": f"{path} cannot make namespaces here: {said}"}
-    return {"bwrap": f"{path} works, as {'root' if os.geteuid() == 0 else 'this user'}"}
 
 
 def _print(report: dict[str, Any], console: Console) -> None:

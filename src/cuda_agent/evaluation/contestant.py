@@ -4,32 +4,33 @@ The process started so is a fork server. It imports torch once, never touches a 
 foreign code; for each request it forks a child, the contestant, which gets one socket and nothing
 else: no expected output, no tolerance, no seed of the inputs. It gets a candidate's files and the
 tensors in its arenas, runs what it is told to, and copies outputs into arenas that the judge owns.
+It lives behind the walls of sandbox.py.
 """
 
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import gc
 import os
 import resource
 import signal
 import socket
 import sys
+import tempfile
 import time
 import traceback
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from cuda_agent import targets
-from cuda_agent.evaluation import protocol
+from cuda_agent.evaluation import protocol, sandbox
 from cuda_agent.evaluation.loading import Loaded
 from cuda_agent.evaluation.session import OpRecorder, Session
 
 _TEXT_LIMIT = 8_000
-_PR_SET_PDEATHSIG = 1
 
 
 # --- the fork server ----------------------------------------------------------------------------
@@ -42,29 +43,29 @@ def serve(fd: int) -> None:
         torch.empty(1).add_(1)
     gc.collect()
     gc.freeze()  # what was imported is never garbage: collections in the children stay short
-    children: set[int] = set()
+    children: dict[int, bool] = {}
     while True:
         try:
             request, fds = channel.receive(accept_fds=True)
         except (protocol.ChannelClosed, protocol.ProtocolError):
             break
         if request["op"] == "fork":
-            pid = os.fork()
+            pid, isolated = sandbox.fork()
             if pid == 0:
-                channel.close()
-                _become_contestant(request, *fds)
+                _become_contestant(request, isolated, *fds)
             for inherited in fds:
                 os.close(inherited)
-            children.add(pid)
-            channel.send({"seq": request["seq"], "pid": pid})
+            children[pid] = isolated
+            channel.send({"seq": request["seq"], "pid": pid, "isolated": isolated})
         else:
             status = _reap(request["pid"], request["wait_s"])
-            if status is not None:
-                children.discard(request["pid"])
+            if status is not None and children.pop(request["pid"], False) and status > 128:
+                status = 128 - status  # a signal, as the first process of its namespaces tells it
             channel.send({"seq": request["seq"], "status": status})
     for pid in children:
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(pid, signal.SIGKILL)
+        for end in (os.killpg, os.kill):
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                end(pid, signal.SIGKILL)
 
 
 def _reap(pid: int, wait_s: float) -> int | None:
@@ -85,23 +86,21 @@ def _reap(pid: int, wait_s: float) -> int | None:
         time.sleep(0.002)
 
 
-def _become_contestant(request: Mapping[str, Any], sock: int, output: int) -> None:
+def _become_contestant(
+    request: Mapping[str, Any], isolated: bool, sock: int, output: int
+) -> None:
     code = 70
     try:
         os.setsid()
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        sandbox.die_with_parent()
         null = os.open(os.devnull, os.O_RDONLY)
         for source, place in ((null, 0), (output, 1), (output, 2)):
             os.dup2(source, place)
-        os.close(null)
-        os.close(output)
+        sandbox.close_descriptors(keep=(0, 1, 2, sock))
         for name, value in request["limits"].items():
-            kind = getattr(resource, name)
-            hard = resource.getrlimit(kind)[1]
-            value = value if hard == resource.RLIM_INFINITY else min(value, hard)
-            resource.setrlimit(kind, (value, value))
+            sandbox.limit(getattr(resource, name), value)
         channel = protocol.Channel(socket.socket(fileno=sock), protocol.REQUEST_LIMIT)
-        Contestant(request["target"], channel).work()
+        Contestant(request["target"], channel, Path(request["scratch"]), isolated).work()
         code = 0
     except BaseException:
         traceback.print_exc()
@@ -117,7 +116,11 @@ def _become_contestant(request: Mapping[str, Any], sock: int, output: int) -> No
 class Contestant:
     """Answers one request after another until the judge hangs up."""
 
-    def __init__(self, target_name: str, channel: protocol.Channel) -> None:
+    def __init__(
+        self, target_name: str, channel: protocol.Channel, scratch: Path, isolated: bool
+    ) -> None:
+        self.scratch = scratch
+        self.isolated = isolated
         self.target = targets.get(target_name)
         self.session = Session(self.target)
         self.channel = channel
@@ -135,6 +138,17 @@ class Contestant:
             except BaseException as error:  # SystemExit of the candidate as well
                 reply = _failure(error, request["op"])
             self.channel.send({"seq": request["seq"], **reply})
+
+    def do_confine(self, request: Mapping[str, Any], fds: list[int]) -> dict[str, Any]:
+        """Takes files and system calls away: once, before foreign code runs or a thread starts."""
+        writable = [*request["writable"], str(self.scratch)]
+        if self.isolated:
+            writable.append("/dev/shm")  # private to these namespaces
+        for name in ("HOME", "TMPDIR", "XDG_CACHE_HOME"):
+            os.environ[name] = str(self.scratch)
+        tempfile.tempdir = None  # asked anew
+        sandbox.confine(request["readable"], writable)
+        return {}
 
     def do_load(self, request: Mapping[str, Any], fds: list[int]) -> dict[str, Any]:
         self.do_unload(request, [])

@@ -53,8 +53,7 @@ class Handover:
         weights are those that `seed` gave.
         """
         fields, fds, arena = self._state_fields(state)
-        problem = self.instance.problem
-        roots = import_roots(problem) if problem.kind == "file" else ()
+        problem, roots = self.instance.problem, self._roots()
         if staged.form == "pickled":  # its classes come from wherever the caller has them
             roots = tuple(path for path in sys.path if path)
         try:
@@ -70,6 +69,16 @@ class Handover:
         finally:
             if arena is not None:
                 arena.close()
+
+    def confine(self, client: Client, staged: Staged, seconds: float) -> None:
+        """Leave the client's process the files of `staged` and what any program needs, no more."""
+        readable = [*self._roots(), str(staged.problem_file)]
+        writable = [str(staged.folder), str(staged.cache)]
+        client.request("confine", seconds, readable=readable, writable=writable)
+
+    def _roots(self) -> Sequence[str]:
+        problem = self.instance.problem
+        return import_roots(problem) if problem.kind == "file" else ()
 
     def set_state(self, client: Client, state: State, seconds: float) -> Mapping[str, Any]:
         """Other weights for the loaded model, through load_state_dict."""

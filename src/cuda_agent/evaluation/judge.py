@@ -25,7 +25,7 @@ from cuda_agent.errors import (
     CudaAgentError,
     ProblemError,
 )
-from cuda_agent.evaluation import forms, guard, profile, stats, trial
+from cuda_agent.evaluation import forms, guard, profile, sandbox, stats, trial
 from cuda_agent.evaluation.baselines import Baselines, BaselineStore
 from cuda_agent.evaluation.handover import Handover, State
 from cuda_agent.evaluation.lock import device_lock
@@ -227,7 +227,10 @@ class Judge:
     ) -> Verdict:
         settings = self.settings
         seconds = dict(fields.pop("seconds", {}) or {})  # type: ignore[call-overload]
-        environment = {**self._environment, "threads": str(self.threads)}
+        environment = {
+            **self._environment, "threads": str(self.threads),
+            "sandbox": sandbox.walls(self.pool.isolated),
+        }
         for name, reason in self.baselines.missing.items():
             environment[f"missing_{name}"] = reason
         return Verdict(

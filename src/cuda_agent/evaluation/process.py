@@ -85,11 +85,13 @@ class ForkServer:
         scratch = Path(tempfile.mkdtemp(prefix="cuda-agent-contestant-"))
         output = os.open(scratch / "output", os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
         try:
-            limits = {"RLIMIT_CORE": 0, "RLIMIT_FSIZE": 4 << 30, "RLIMIT_NOFILE": 4096}
+            limits = {"RLIMIT_CORE": 0, "RLIMIT_FSIZE": 1 << 30, "RLIMIT_NOFILE": 4096}
             if self._memory_limit is not None:
                 limits["RLIMIT_AS"] = self._memory_limit
-            request = {"op": "fork", "target": self._target, "limits": limits}
-            pid = self._exchange(request, (theirs.fileno(), output), _START_S)["pid"]
+            request = {
+                "op": "fork", "target": self._target, "limits": limits, "scratch": str(scratch),
+            }
+            made = self._exchange(request, (theirs.fileno(), output), _START_S)
         except BaseException:
             ours.close()
             shutil.rmtree(scratch, ignore_errors=True)
@@ -97,7 +99,7 @@ class ForkServer:
         finally:
             theirs.close()
             os.close(output)
-        return Contestant(pid, ours, scratch, self)
+        return Contestant(made["pid"], ours, scratch, self, made["isolated"])
 
     def reap(self, pid: int, wait_s: float = 5.0) -> int | None:
         """Exit code of an ended child; None if it has not ended, or the server is gone."""
@@ -149,8 +151,11 @@ class ForkServer:
 class Contestant:
     """One untrusted process. Every exchange has a deadline; after a failure it is dead."""
 
-    def __init__(self, pid: int, sock: socket.socket, scratch: Path, server: ForkServer) -> None:
-        self.pid = pid
+    def __init__(
+        self, pid: int, sock: socket.socket, scratch: Path, server: ForkServer, isolated: bool
+    ) -> None:
+        self.pid = pid  # isolated: of the first process of its namespaces, see sandbox.fork
+        self.isolated = isolated
         self.scratch = scratch
         self.alive = True
         self.uses = 0
@@ -241,7 +246,10 @@ class Contestant:
 
 
 class Pool:
-    """Warm contestants: spares that nobody has used, and one to be reused by trusted candidates."""
+    """Warm contestants: spares that nobody has used.
+
+    `isolated`: whether the latest one lives in namespaces of its own.
+    """
 
     def __init__(
         self, target: str, threads: int, memory_limit: int | None = None, spares: int = 1
@@ -249,6 +257,7 @@ class Pool:
         self._server = ForkServer(target, threads, memory_limit)
         self._spares: list[Contestant] = []
         self._wanted = spares
+        self.isolated = False
         self._closed = False
         self._server.start()
 
@@ -260,12 +269,17 @@ class Pool:
             spare = self._spares.pop()
             if spare.answers():
                 return spare
-        return self._server.fork()
+        return self._fork()
 
     def refill(self) -> None:
         """Fork spares up to the wanted number: between two candidates, in milliseconds."""
         while not self._closed and len(self._spares) < self._wanted:
-            self._spares.append(self._server.fork())
+            self._spares.append(self._fork())
+
+    def _fork(self) -> Contestant:
+        made = self._server.fork()
+        self.isolated = made.isolated
+        return made
 
     def close(self) -> None:
         self._closed = True

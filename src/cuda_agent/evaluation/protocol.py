@@ -158,6 +158,7 @@ Fields = Mapping[str, Callable[[Any], bool]]
 
 _OUTPUT: Fields = {"tree": _tree, "specs": _specs, "copied": _flag}
 REPLIES: Mapping[str, Fields] = {
+    "confine": {},
     "load": {"missing": _texts, "unexpected": _texts},
     "state": {"missing": _texts, "unexpected": _texts},
     "inputs": {},
@@ -168,7 +169,7 @@ REPLIES: Mapping[str, Fields] = {
     "prepare": {},
     "call": {**_OUTPUT, "ms": _number},
     "burst": {"copied": _flag},
-    "fork": {"pid": lambda value: type(value) is int and value > 1},
+    "fork": {"pid": lambda value: type(value) is int and value > 1, "isolated": _flag},
     "reap": {"status": lambda value: value is None or type(value) is int},
 }
 FAILURE: Fields = {"error": _text(200), "text": _text(20_000), "stage": _text(40)}

@@ -90,7 +90,7 @@ class Trial:
             # Nobody else's time may be taken while anything of this trial uses the device.
             with self._device():
                 self.checked = self.judge.sets() if self.reusing else self.judge.draw_sets()
-                entrant = self._entrant()
+                entrant = self._entrant(staged)
             try:
                 self._try(entrant, staged)
             finally:
@@ -132,7 +132,7 @@ class Trial:
         )
         return build, staged
 
-    def _entrant(self) -> Entrant:
+    def _entrant(self, staged: Staged) -> Entrant:
         """A process with the checked sets in its arenas: warm for trusted candidates."""
         judge = self.judge
         warm = judge.warm
@@ -145,6 +145,8 @@ class Trial:
         deadline = float(judge.settings.deadline_s or 10.0)
         entrant = Entrant(judge.pool.fresh(), judge.target, deadline)
         try:
+            if not self.reusing:
+                judge.handover.confine(entrant.client, staged, deadline)
             for i, made in enumerate(self.checked):
                 entrant.place_inputs(i, made.tree, made.tensors)
             entrant.place_outputs(self.checked[0].outputs, profile.slot_count(self.checked[0]))
