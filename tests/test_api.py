@@ -8,6 +8,7 @@ import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -79,7 +80,7 @@ class ClockWorker:
     """Checks the candidate's output for real, in this process, and makes the times up."""
 
     def __init__(
-        self, problem: Any, instance: Any, settings: Any, *, cache_dir: Path
+        self, problem: Any, instance: Any, settings: Any, *, cache_dir: Path, pool: Any
     ) -> None:
         self.instance, self.settings = instance, settings
 
@@ -107,6 +108,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Solution, B
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("CUDA_AGENT_CACHE", str(tmp_path_factory.mktemp("cache")))
         patch.setattr(optimize_module, "InlineWorker", ClockWorker)
+        patch.setattr(optimize_module, "contestant_pool", mock.Mock())
         yield optimize(module, inputs, budget=2), module, inputs
 
 
@@ -249,6 +251,7 @@ def test_no_correct_candidate_raises(monkeypatch: pytest.MonkeyPatch, tmp_path: 
             return verdict(0, "wrong", candidate.hash, self.instance.problem)
 
     monkeypatch.setattr(optimize_module, "InlineWorker", Strict)
+    monkeypatch.setattr(optimize_module, "contestant_pool", mock.Mock())
     x = torch.randn(4, 32)
     with pytest.raises(CandidateError, match="no correct solution for Block: it is wrong"):
         cuda_agent.optimize(Block(), (x, x), budget=1, runs=tmp_path / "runs")

@@ -35,7 +35,7 @@ class Workers:
         self.options: dict[str, dict[str, Any]] = {"screen": {}, "audit": {}}
 
     def __call__(
-        self, problem: Any, instance: Any, settings: Any, *, cache_dir: Path
+        self, problem: Any, instance: Any, settings: Any, *, cache_dir: Path, pool: Any
     ) -> FakeWorker:
         self.made.append(FakeWorker(problem, settings.tier, **self.options[settings.tier]))
         return self.made[-1]

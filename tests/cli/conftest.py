@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from unittest import mock
 
 import pytest
 from cli_fakes import PROBLEM_TEXT, Workers
@@ -20,6 +21,7 @@ def workers(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Workers:
     monkeypatch.setenv("COLUMNS", "160")
     monkeypatch.delenv("CUDA_AGENT_RUNS", raising=False)
     monkeypatch.setattr(optimize_module, "InlineWorker", made)
+    monkeypatch.setattr(optimize_module, "contestant_pool", mock.Mock())
     monkeypatch.setattr(
         optimize_module.Planner, "make", lambda instance, facts: FakePlanner(instance.problem)
     )
