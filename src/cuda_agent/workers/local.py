@@ -188,7 +188,8 @@ def _work(
                 answer: dict[str, Any] = {"verdict": judge.judge(candidate).to_json()}
             except Exception as error:
                 answer = {"error": type(error).__name__, "text": str(error)}
-            pipe.send(answer)
+            with contextlib.suppress(OSError):  # nobody is left who asked; the next recv ends it
+                pipe.send(answer)
     finally:
         if judge is not None:
             judge.close()
