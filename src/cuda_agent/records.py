@@ -185,6 +185,17 @@ class ErrorReport(Record):
 
 
 @dataclass(frozen=True)
+class Activity(Record):
+    """One forward as the device's tracer saw it: milliseconds in which anything ran, launches of
+    kernels and copies, streams that were used, and launches by name."""
+
+    device_ms: float
+    launches: int
+    streams: int
+    kernels: dict[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
 class Verdict(Record):
     """What the judge says of one candidate. A timing exists only when `status` is `ok`."""
 
@@ -204,6 +215,7 @@ class Verdict(Record):
     baselines: dict[str, Timing | None] = field(default_factory=lambda: dict.fromkeys(BASELINES))
     floor_ms: float | None = None
     energy_mj: float | None = None
+    activity: Activity | None = None
     external_ops: tuple[str, ...] = ()
     feedback: str = ""
     seconds: dict[str, float] = field(default_factory=dict)

@@ -209,6 +209,9 @@ class Contestant:
     def do_burst(self, request: Mapping[str, Any], fds: list[int]) -> dict[str, Any]:
         return self.session.burst(request["sets"], request["slots"], request["copy_only"])
 
+    def do_trace(self, request: Mapping[str, Any], fds: list[int]) -> dict[str, Any]:
+        return self.session.trace(request["set"])
+
 
 def _failure(error: BaseException, stage: str) -> dict[str, Any]:
     """Type, message and the frames outside of this package and torch."""

@@ -11,8 +11,9 @@ from typing import Any, Protocol
 import torch
 
 from cuda_agent.errors import ContestantFailure, HarnessError
-from cuda_agent.evaluation import layout
+from cuda_agent.evaluation import activity, layout
 from cuda_agent.evaluation.session import Session
+from cuda_agent.records import Activity
 from cuda_agent.targets.base import Arena, Target
 
 
@@ -72,6 +73,8 @@ class LocalClient:
                 return self.session.run(fields["set"], fields["slot"], fields["record"])
             if op == "call":
                 return self.session.call(fields["set"], fields["slot"])
+            if op == "trace":
+                return self.session.trace(fields["set"])
             if op == "burst":
                 return self.session.burst(fields["sets"], fields["slots"], fields["copy_only"])
         finally:
@@ -206,6 +209,10 @@ class Entrant:
         start = time.perf_counter_ns()
         self._ask("burst", sets=list(indices), slots=slots, copy_only=copy_only)
         return (time.perf_counter_ns() - start) / 1e6
+
+    def trace(self, index: int) -> Activity | None:
+        """What one forward does on the device. None where nothing can be traced."""
+        return activity.record(self._ask("trace", set=index))
 
     def drop(self) -> None:
         """Detach everything and free what this entrant owns."""

@@ -154,6 +154,20 @@ def _spec(value: Any) -> bool:
     )
 
 
+def _activity(value: Any) -> bool:
+    """Fields of records.Activity, or nothing."""
+    return value == {} or (
+        isinstance(value, dict)
+        and set(value) == {"device_ms", "launches", "streams", "kernels"}
+        and _number(value["device_ms"])
+        and all(type(value[name]) is int and value[name] >= 0 for name in ("launches", "streams"))
+        and isinstance(value["kernels"], dict)
+        and len(value["kernels"]) <= 65
+        and all(_text(200)(name) for name in value["kernels"])
+        and all(type(count) is int and count > 0 for count in value["kernels"].values())
+    )
+
+
 Fields = Mapping[str, Callable[[Any], bool]]
 
 _OUTPUT: Fields = {"tree": _tree, "specs": _specs, "copied": _flag}
@@ -169,6 +183,7 @@ REPLIES: Mapping[str, Fields] = {
     "prepare": {},
     "call": {**_OUTPUT, "ms": _number},
     "burst": {"copied": _flag},
+    "trace": {"activity": _activity},
     "fork": {"pid": lambda value: type(value) is int and value > 1, "isolated": _flag},
     "reap": {"status": lambda value: value is None or type(value) is int},
 }

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from cuda_agent.evaluation import layout
+from cuda_agent.evaluation import activity, layout
 from cuda_agent.targets.base import Arena, Target
 
 Forward = Callable[..., Any]
@@ -122,6 +122,11 @@ class Session:
             copied = self._copy(result, slot) and copied
         self.target.synchronize()
         return {"copied": copied}
+
+    def trace(self, index: int) -> dict[str, Any]:
+        """One forward with cold caches under the device's tracer; its outputs go nowhere."""
+        self.prepare()
+        return {"activity": activity.trace(lambda: self._call(self._sets[index]))}
 
     def _call(self, args: tuple[Any, ...]) -> Any:
         if self.forward is None:

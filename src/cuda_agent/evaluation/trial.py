@@ -14,15 +14,23 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cuda_agent.errors import ContestantFailure
+from cuda_agent.evaluation import activity, forms, guard, layout, profile, stats, verify, weights
 from cuda_agent.evaluation import compile as building
-from cuda_agent.evaluation import forms, guard, layout, profile, stats, verify, weights
 from cuda_agent.evaluation.entrant import Entrant
 from cuda_agent.evaluation.guard import plausibility
 from cuda_agent.evaluation.handover import Staged
 from cuda_agent.evaluation.lock import device_lock
 from cuda_agent.evaluation.profile import WrongOutput
 from cuda_agent.evaluation.reference import CheckedSet
-from cuda_agent.records import BASELINES, Candidate, ErrorReport, Finding, Interval, Timing
+from cuda_agent.records import (
+    BASELINES,
+    Activity,
+    Candidate,
+    ErrorReport,
+    Finding,
+    Interval,
+    Timing,
+)
 from cuda_agent.targets.base import Build
 
 if TYPE_CHECKING:
@@ -53,6 +61,7 @@ class Outcome:
     baselines: dict[str, Timing | None] = field(default_factory=dict)
     floor_ms: float | None = None
     energy_mj: float | None = None
+    activity: Activity | None = None
     external_ops: list[str] = field(default_factory=list)
     feedback: str = ""
     seconds: dict[str, float] = field(default_factory=dict)
@@ -62,7 +71,7 @@ class Outcome:
         given: dict[str, Any] = {
             "findings": tuple(self.findings), "error": self.error, "floor_ms": self.floor_ms,
             "external_ops": tuple(self.external_ops), "feedback": self.feedback,
-            "seconds": self.seconds,
+            "seconds": self.seconds, "activity": self.activity,
         }
         if self.status == "ok":
             given |= {
@@ -92,7 +101,7 @@ class Trial:
                 self.checked = self.judge.sets() if self.reusing else self.judge.draw_sets()
                 entrant = self._entrant(staged)
             try:
-                self._try(entrant, staged)
+                self._try(entrant, staged, build)
             finally:
                 if self.reusing:
                     self._settle(entrant)
@@ -176,7 +185,7 @@ class Trial:
             if not layout.identical(entrant.inputs(i), made.tensors):
                 entrant.write(i, made.tensors)
 
-    def _try(self, entrant: Entrant, staged: Staged) -> None:
+    def _try(self, entrant: Entrant, staged: Staged, build: Build) -> None:
         judge, settings = self.judge, self.judge.settings
         seconds = settings.compile_deadline_s if self.form in SELF_BUILDING else entrant.deadline_s
         # A candidate that builds itself may take a minute, and the device has nothing to do then.
@@ -188,7 +197,7 @@ class Trial:
                 self._verify(entrant, staged, names)
             if self.outcome.status == "ok":
                 with self._phase("profile"):
-                    self._profile(entrant)
+                    self._profile(entrant, build)
         except WrongOutput as wrong:
             self._wrong(wrong)
 
@@ -245,7 +254,7 @@ class Trial:
 
     # --- profile --------------------------------------------------------------------------------
 
-    def _profile(self, entrant: Entrant) -> None:
+    def _profile(self, entrant: Entrant, build: Build) -> None:
         judge, settings = self.judge, self.judge.settings
         timings: dict[str, Timing] = {}
         ratios: dict[str, Interval] = {}
@@ -267,14 +276,19 @@ class Trial:
                 race.check_burst()
                 if settings.tier == "audit":
                     self.outcome.energy_mj = race.energy_mj()
-                self._measured(race, accusation, timings, ratios)
+                    self.outcome.activity = entrant.trace(0)
+                event = statistics.median(race.times("candidate"))
+                found = activity.check(self.outcome.activity, event, build.resources)
+                if accusation:
+                    found.insert(0, accusation)
+                self._measured(race, found, timings, ratios)
             finally:
                 for baseline in race.baselines.values():
                     baseline.drop()
                 race.close()
 
     def _measured(
-        self, race: profile.Race, accusation: Finding | None,
+        self, race: profile.Race, accusations: list[Finding],
         timings: dict[str, Timing], ratios: dict[str, Interval],
     ) -> None:
         judge, outcome, wanted = self.judge, self.outcome, self.judge.settings.baselines or ()
@@ -297,8 +311,7 @@ class Trial:
         outcome.floor_ms = plausibility.floor_ms(
             judge.instance.input_bytes, outputs, judge.facts, trusted
         )
-        found = [*([accusation] if accusation else [])]
-        found += plausibility.check(outcome.timing.median_ms, outcome.floor_ms)
+        found = accusations + plausibility.check(outcome.timing.median_ms, outcome.floor_ms)
         if found:
             outcome.status = "cheating"
             outcome.findings += found
