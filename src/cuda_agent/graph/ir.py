@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Literal
 
-RegionKind = Literal["pointwise", "rowwise", "scan", "gemm", "view", "torch"]
+RegionKind = Literal["pointwise", "rowwise", "scan", "gemm", "stencil", "view", "torch"]
 
 
 @dataclass(frozen=True)

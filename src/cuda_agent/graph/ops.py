@@ -109,3 +109,24 @@ def anchor(op: Op, values: dict[str, Tensor]) -> tuple[tuple[int, ...], tuple[in
     if name in LABEL_LOSSES:
         return (shape, (1,)) if rank > 1 else None
     return shape, tuple(d for d in range(rank) if d != 1)
+
+
+MAX_TAPS = 49  # of a stencil: its weights stay in registers
+
+
+def is_stencil(op: Op, values: dict[str, Tensor]) -> bool:
+    """A depthwise convolution along one or two dims, small, of contiguous half or single floats:
+    bound by memory, so that what follows it elementwise belongs in its kernel."""
+    if op.name != "convolution" or not isinstance(op.args[0], Ref):
+        return False
+    x, weight, out = (values[n] for n in (*[*op.refs()][:2], op.outputs[0]))
+    transposed, groups = op.args[6], op.args[8]
+    taps = 1
+    for size in weight.shape[2:]:
+        taps *= size
+    return (
+        len(x.shape) in (3, 4) and not transposed and taps <= MAX_TAPS
+        and groups == x.shape[1] and weight.shape[1] == 1
+        and x.dtype in ("float32", "bfloat16", "float16")
+        and all(t.is_contiguous and 0 < t.numel < 2**31 for t in (x, weight, out))
+    )

@@ -22,16 +22,16 @@ def form_regions(
 
     Rows come first: a pointwise op that could be the prologue of a reduction, norm or scan, or the
     epilogue of something else, becomes the prologue, which saves a pass over memory. Then
-    neighbours merge, and each product takes the elementwise group that follows it.
+    neighbours merge, and each product or stencil takes the elementwise group that follows it.
     """
     clusters = _Clusters(ops, values, outputs)
     clusters.merge_prologues()
     clusters.merge_neighbours({"pointwise", "rowwise", "scan", "torch"})
     clusters.merge_neighbours({"pointwise", "rowwise", "view"})
     clusters.merge_siblings()
-    clusters.merge_neighbours({"pointwise", "gemm"})
+    clusters.merge_neighbours({"pointwise", "gemm", "stencil"})
     clusters.merge_neighbours({"view"})
-    clusters.merge_neighbours({"pointwise", "rowwise", "scan", "gemm", "torch"})
+    clusters.merge_neighbours({"pointwise", "rowwise", "scan", "gemm", "stencil", "torch"})
     return tuple(
         clusters.region(f"r{position}", cluster)
         for position, cluster in enumerate(clusters.ordered())

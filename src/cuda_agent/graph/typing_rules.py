@@ -19,6 +19,7 @@ from cuda_agent.graph.ops import (
     VIEWS,
     anchor,
     is_pointwise,
+    is_stencil,
 )
 
 Shape = tuple[int, ...]
@@ -42,8 +43,8 @@ def classify(
         return _alone(ops[0], values)
     if all(op.name in VIEWS for op in ops):
         return Fit("view")
-    if any(op.name in GEMMS for op in ops):
-        return _gemm(ops, values, outputs)
+    if any(_head(op, values) for op in ops):
+        return _headed(ops, values, outputs)
     if any(op.name in SCANS for op in ops):
         return _scan(ops, values, outputs)
     if any(anchor(op, values) is not None for op in ops):
@@ -55,8 +56,8 @@ def _alone(op: Op, values: dict[str, Tensor]) -> Fit:
     found = anchor(op, values)
     if op.name in VIEWS:
         return Fit("view")
-    if op.name in GEMMS:
-        return Fit("gemm", _out(op, values).shape)
+    if (head := _head(op, values)) is not None:
+        return Fit(head, _out(op, values).shape)
     if found is not None:
         return Fit("scan" if op.name in SCANS else "rowwise", *found)
     if is_pointwise(op):
@@ -115,19 +116,31 @@ def _numel(shape: Shape) -> int:
     return count
 
 
-def _gemm(ops: Sequence[Op], values: dict[str, Tensor], outputs: set[str]) -> Fit | None:
-    """One product, then elementwise ops and tril/triu in its shape; nothing in front of it."""
-    products = [op for op in ops if op.name in GEMMS]
-    others = [op for op in ops if op.name not in GEMMS]
-    if len(products) != 1 or not all(_elementwise(op) or op.name in TRIANGLES for op in others):
+def _head(op: Op, values: dict[str, Tensor]) -> RegionKind | None:
+    """The kind of region that `op` begins, for one that takes elementwise ops behind it only."""
+    if op.name in GEMMS:
+        return "gemm"
+    return "stencil" if is_stencil(op, values) else None
+
+
+def _headed(ops: Sequence[Op], values: dict[str, Tensor], outputs: set[str]) -> Fit | None:
+    """One product or stencil, then elementwise ops in its shape, and tril or triu behind a
+    product; nothing in front of it."""
+    heads = [op for op in ops if _head(op, values)]
+    others = [op for op in ops if op not in heads]
+    kind = _head(heads[0], values)
+    triangles = [op for op in others if op.name in TRIANGLES]
+    if kind is None or len(heads) != 1 or (triangles and kind != "gemm"):
+        return None
+    if not all(_elementwise(op) or op in triangles for op in others):
         return None
     made = {name for op in others for name in op.outputs}
-    space = _out(products[0], values).shape
-    if not made.isdisjoint(products[0].refs()):
+    space = _out(heads[0], values).shape
+    if not made.isdisjoint(heads[0].refs()):
         return None
-    if any(op.name in TRIANGLES and _out(op, values).shape != space for op in others):
+    if any(_out(op, values).shape != space for op in triangles):
         return None
-    return Fit("gemm", space) if _all_elementwise(ops, space, values, outputs) else None
+    return Fit(kind, space) if _all_elementwise(ops, space, values, outputs) else None
 
 
 def _scan(ops: Sequence[Op], values: dict[str, Tensor], outputs: set[str]) -> Fit | None:

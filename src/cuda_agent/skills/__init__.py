@@ -13,7 +13,10 @@ from cuda_agent.targets.base import DeviceFacts
 __all__ = ["KnobSpace", "Knobs", "Skill", "Written", "all_skills", "applicable"]
 
 # From the most specific to the most general; a skill that is not named here is asked last.
-_ORDER = ("gemm_epilogue", "scan", "loss", "softmax", "normalization", "reduction", "pointwise")
+_ORDER = (
+    "gemm_epilogue", "depthwise_conv", "scan", "loss", "softmax", "normalization", "reduction",
+    "pointwise",
+)
 
 
 @functools.cache

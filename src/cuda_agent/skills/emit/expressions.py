@@ -36,7 +36,7 @@ _RESERVED_WORDS = """
     chunk task rest column element load store stream d0 d1 d2 d3 d4 d5 d6 d7 i0 j0
     l q e p r v s w sum total partial part wide narrow group within batch factor slice
     before value inclusive prefix carry rank segment totals warp_totals step scanned buffer rows c
-    outer"""
+    outer strip plane top left taps inside at image output_row"""
 _RESERVED = frozenset(_RESERVED_WORDS.split())
 
 

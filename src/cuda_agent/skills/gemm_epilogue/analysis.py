@@ -5,11 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from cuda_agent.graph.ir import Op, Ref, Region, Tensor
-from cuda_agent.skills.emit import elementwise, expressions
-from cuda_agent.skills.emit.elementwise import COLUMN, ROW, Program, prepare
-from cuda_agent.skills.emit.expressions import identifier
-from cuda_agent.skills.emit.indexing import Unaddressable, channel_operands, offset, place
-from cuda_agent.skills.emit.types import Language
+from cuda_agent.skills.emit.elementwise import Program, prepare
+from cuda_agent.skills.emit.epilogue import Epilogue
+from cuda_agent.skills.emit.indexing import Unaddressable
 
 SKINNY = 16
 _DTYPES = frozenset({"float32", "bfloat16", "float16", "float64"})
@@ -40,10 +38,8 @@ class Gemm:
         return 2 * self.batch * m * n * k
 
     @property
-    def others(self) -> tuple[Tensor, ...]:
-        """What the epilogue reads besides the product."""
-        read = {n for op in self.epilogue for n in op.refs()}
-        return tuple(t for t in self.region.inputs if t.name in read)
+    def finish(self) -> Epilogue:
+        return Epilogue(self.region, self.product, self.epilogue)
 
     @property
     def in_place(self) -> Tensor | None:
@@ -63,7 +59,7 @@ class Gemm:
         return prepare(
             self.epilogue,
             self.region.values,
-            [self.product, *self.others],
+            [self.product, *self.finish.others],
             outputs,
             self.region.space,
             in_place={taken.name: self.product.name} if taken else {},
@@ -87,22 +83,14 @@ def analyse(region: Region) -> Gemm | None:
         return None
     if gemm.product.dtype != gemm.a.dtype or not gemm.product.is_contiguous or not gemm.a.numel:
         return None
-    return gemm if _epilogue_ok(gemm) else None
-
-
-def _epilogue_ok(gemm: Gemm) -> bool:
-    outputs = gemm.region.outputs
-    if not elementwise.writable(gemm.epilogue, gemm.region.values) or not gemm.product.numel:
-        return False
-    if any(t.shape != gemm.region.space or not elementwise.dense(t) for t in outputs):
-        return False
-    if not gemm.epilogue:
-        return True
+    if not gemm.finish.writable:
+        return None
     try:
-        gemm.program()
+        if gemm.epilogue:
+            gemm.program()
     except Unaddressable:
-        return False
-    return True
+        return None
+    return gemm
 
 
 @dataclass(frozen=True)
@@ -133,9 +121,10 @@ class Skinny:
         return self.wide_stride[2] == 1
 
     @property
-    def position(self) -> tuple[str, str, str]:
-        """(batch, row, column) of the product in terms of wide row `l` and narrow row `q`."""
-        return ("batch", "q", "l") if self.wide_is_b else ("batch", "l", "q")
+    def position(self) -> tuple[str, ...]:
+        """Coordinates of the product in terms of wide row `l` and narrow row `q`."""
+        at = ("batch", "q", "l") if self.wide_is_b else ("batch", "l", "q")
+        return at[-len(self.gemm.region.space) :]
 
 
 def skinny(gemm: Gemm) -> Skinny | None:
@@ -164,55 +153,3 @@ def skinny(gemm: Gemm) -> Skinny | None:
 def _strides(tensor: Tensor) -> tuple[int, int, int]:
     stride = tensor.stride if len(tensor.stride) == 3 else (0, *tensor.stride)
     return stride[0], stride[1], stride[2]
-
-
-@dataclass(frozen=True)
-class Epilogue:
-    """The elementwise ops at one element of a product, for kernels that compute the product."""
-
-    gemm: Gemm
-
-    def parameters(self, language: Language) -> list[str]:
-        """C parameters: what the epilogue reads, then the outputs."""
-        restrict = "__restrict__" if language == "cuda" else "__restrict"
-        kind = expressions.types.storage_type
-        return [
-            *(f"const {kind(t.dtype)}* {restrict} {identifier(t.name)}_ptr"
-              for t in self.gemm.others),
-            *(f"{kind(t.dtype)}* {restrict} {identifier(t.name)}_ptr"
-              for t in self.gemm.region.outputs),
-        ]
-
-    def arguments(self) -> list[str]:
-        return [t.name for t in (*self.gemm.others, *self.gemm.region.outputs)]
-
-    def lines(
-        self, position: tuple[str, str, str], product: str, language: Language
-    ) -> tuple[list[str], frozenset[str]]:
-        """Statements that finish and store the element at `position` = (batch, row, column), whose
-        sum over k is the float `product`; and the helpers that they call."""
-        gemm = self.gemm
-        ops, values = elementwise.positioned(gemm.epilogue, gemm.region.values)
-        at = position if len(gemm.region.space) == 3 else position[1:]
-        name = identifier(gemm.product.name)
-        lines = [f"const float {name} = {product};"]
-        helpers: set[str] = set()
-        scope = {gemm.product.name: name, ROW: position[1], COLUMN: position[2]}
-        channels = channel_operands(gemm.epilogue, values)
-        for tensor in gemm.others:
-            strides = place(tensor, gemm.region.space, channel=tensor.name in channels)
-            code = expressions.types.load(
-                f"{identifier(tensor.name)}_ptr[{offset(strides, at)}]", tensor.dtype)
-            helpers |= code.helpers
-            kind = expressions.compute_type(tensor.dtype)
-            lines.append(f"const {kind} {identifier(tensor.name)} = {code.text};")
-            scope[tensor.name] = identifier(tensor.name)
-        written = expressions.statements(ops, values, scope, language)
-        helpers |= written.helpers
-        lines += written.lines
-        for tensor in gemm.region.outputs:
-            code = expressions.types.store(written.scope[tensor.name], tensor.dtype)
-            helpers |= code.helpers
-            target = f"{identifier(tensor.name)}_ptr[{offset(tensor.stride, at)}]"
-            lines.append(f"{target} = {code.text};")
-        return lines, frozenset(helpers)

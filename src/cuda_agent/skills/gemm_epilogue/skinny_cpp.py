@@ -6,14 +6,14 @@ from cuda_agent.skills.emit import expressions
 from cuda_agent.skills.emit.expressions import identifier
 from cuda_agent.skills.emit.indexing import offset
 from cuda_agent.skills.emit.types import load, storage_type
-from cuda_agent.skills.gemm_epilogue.analysis import Epilogue, Skinny
+from cuda_agent.skills.gemm_epilogue.analysis import Skinny
 
 BLOCK = 256
 
 
 def write(form: Skinny, name: str, *, parallel: bool) -> tuple[str, list[str]]:
     """(source, arguments)"""
-    epilogue = Epilogue(form.gemm)
+    epilogue = form.gemm.finish
     finish, helpers = epilogue.lines(form.position, "total", "cpp")
     kind = storage_type(form.wide.dtype)
     wptr, sptr = f"{identifier(form.wide.name)}_ptr", f"{identifier(form.narrow.name)}_ptr"

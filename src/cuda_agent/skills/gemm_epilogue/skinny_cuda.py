@@ -9,10 +9,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from cuda_agent.skills.emit import expressions
+from cuda_agent.skills.emit.epilogue import Epilogue
 from cuda_agent.skills.emit.expressions import identifier
 from cuda_agent.skills.emit.indexing import offset
 from cuda_agent.skills.emit.types import load, storage_type
-from cuda_agent.skills.gemm_epilogue.analysis import Epilogue, Skinny
+from cuda_agent.skills.gemm_epilogue.analysis import Skinny
 
 THREADS, WARPS = 256, 8
 
@@ -94,7 +95,7 @@ def write_rows(form: Skinny, name: str, rows: int, split: int) -> SkinnySource:
     """Each group of `split` warps computes `rows` wide rows against all narrow rows."""
     vectored = form.narrow_stride[2] == 1
     vector = vector_of(form, narrow_too=vectored)
-    operands, epilogue = _Operands(form), Epilogue(form.gemm)
+    operands, epilogue = _Operands(form), form.gemm.finish
     finish, helpers = epilogue.lines(form.position, "total", "cuda")
     body = [*_rows_head(form), *_rows_sums(operands, vectored), *_rows_finish(finish)]
     constants = [
@@ -194,7 +195,7 @@ def write_columns(form: Skinny, name: str, slices: int) -> SkinnySource:
     while vector > 1 and form.length // vector < 32:
         vector //= 2
     batch = form.gemm.batch
-    operands, epilogue = _Operands(form), Epilogue(form.gemm)
+    operands, epilogue = _Operands(form), form.gemm.finish
     finish, helpers = epilogue.lines(form.position, "total", "cuda")
     one = slices == 1
     last = finish if one else [

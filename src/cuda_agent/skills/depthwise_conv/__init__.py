@@ -1,0 +1,1 @@
+"""Depthwise convolutions with what follows them elementwise."""
