@@ -103,13 +103,13 @@ def kind_of(name: str, source: str) -> str:
     return "cubin" if entry and "<<<" not in code else "host"
 
 
-def build(
-    sources: Mapping[str, str], *, arch: str | None = None, cache: Path | None = None
-) -> dict[str, Built]:
+def build(sources: Mapping[str, str], *, arch: str | None = None, cache: Path | None = None,
+          missing: bool = True) -> dict[str, Built]:  # fmt: skip
     """Compile the sources of one kernels/ folder, {file name: text}, in parallel threads.
 
-    Headers among them lie beside each source. `arch`, e.g. "sm_90a", defaults to the current
-    device, `cache` to `$CUDA_AGENT_CACHE` or ~/.cache/cuda-agent. Raises BuildError, ToolMissing.
+    Headers among them lie beside each source; `missing=False` takes only what is cached. `arch`,
+    e.g. "sm_90a", defaults to the current device, `cache` to `$CUDA_AGENT_CACHE` or
+    ~/.cache/cuda-agent. Raises BuildError, ToolMissing.
     """
     cache = cache or Path(os.environ.get("CUDA_AGENT_CACHE") or Path.home() / ".cache/cuda-agent")
     headers = {name: text for name, text in sources.items() if not kind_of(name, text)}
@@ -117,20 +117,21 @@ def build(
     if arch is None and any(name.endswith(".cu") for name in units):
         major, minor = torch.cuda.get_device_capability()
         arch = f"sm_{major}{minor}" + "a" * ((major, minor) == (9, 0))  # "a": Hopper's own PTX
-    one = functools.partial(_build_one, sources, headers, arch or "", cache / "builds")
+    one = functools.partial(_build_one, sources, headers, arch or "", cache / "builds", missing)
     with ThreadPoolExecutor(max_workers=max(1, min(len(units), os.cpu_count() or 1))) as pool:
         return dict(zip(units, pool.map(one, units)))
 
 
-def _build_one(
-    sources: Mapping[str, str], headers: Mapping[str, str], arch: str, folder: Path, name: str
-) -> Built:
+def _build_one(sources: Mapping[str, str], headers: Mapping[str, str], arch: str, folder: Path,
+               missing: bool, name: str) -> Built:  # fmt: skip
     kind, unit = kind_of(name, sources[name]), Path(name).name
     parts = (kind, FLAGS[kind], toolchain(kind), arch, sources[name], sorted(headers.items()))
     key = hashlib.sha256(repr(parts).encode()).hexdigest()[:24]
     file = f"{Path(name).stem}-{key}{'.cubin' if kind == 'cubin' else '.so'}"
     if (folder / file).exists():
         return Built(folder / file, kind, _read((folder / file).with_suffix(".log")), True)
+    if not missing:
+        raise FileNotFoundError(folder / file)
     try:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         scratch = Path(tempfile.mkdtemp(prefix=".", dir=folder))
@@ -150,7 +151,7 @@ def _build_one(
 
 
 def _compile_shared(kind: str, folder: Path, unit: str, arch: str) -> str:
-    device = [f"-arch={arch}"] if kind == "host" else []
+    device = (f"-arch={arch}",) * (kind == "host")
     command = [compiler(kind), *FLAGS[kind], *device, unit, "-o", "out"]
     done = subprocess.run(command, cwd=folder, capture_output=True)
     log = (done.stdout + done.stderr).decode(errors="replace")
@@ -185,7 +186,7 @@ def _compile_nvrtc(kind: str, folder: Path, unit: str, arch: str) -> str:
 
 
 def _first_error(log: str) -> str:
-    lines = [line for line in log.splitlines() if line.strip()]
+    lines = [*filter(str.strip, log.splitlines())]
     hits = [i for i, line in enumerate(lines) if re.search(r"error\b.*:|undefined ref", line)]
     return "\n".join(lines[hits[0] : hits[0] + 4] if hits else lines[:4])
 
@@ -408,7 +409,7 @@ class Kernel:
 
 
 def _triple(sizes: int | Sequence[int]) -> tuple[int, ...]:
-    sizes = (sizes,) if isinstance(sizes, int) else tuple(sizes)
+    sizes = (sizes,) if isinstance(sizes, int) else (*sizes,)
     if not 1 <= len(sizes) <= 3 or min(sizes) < 1:
         raise ValueError(f"grid, block and cluster are one to three positive sizes, not {sizes}")
     return (*sizes, 1, 1)[:3]
@@ -439,16 +440,15 @@ def check(status: int, what: str) -> None:
         name, text = c_char_p(), c_char_p()
         driver().cuGetErrorName(status, byref(name))
         driver().cuGetErrorString(status, byref(text))
-        said = b": ".join(x.value or b"?" for x in (name, text)).decode()
-        raise KernelError(f"{what}: {said}")
+        raise KernelError(f"{what}: " + b": ".join(x.value or b"?" for x in (name, text)).decode())
 
 
 def activate(device: int) -> None:
     """Make the device's primary context, torch's own, current in a thread that has none yet."""
     torch.cuda.init()
-    current, handle, context = c_void_p(), c_int(), c_void_p()
-    check(driver().cuCtxGetCurrent(byref(current)), "cuCtxGetCurrent")
-    if not current.value:
+    handle, context = c_int(), c_void_p()
+    check(driver().cuCtxGetCurrent(byref(context)), "cuCtxGetCurrent")
+    if not context.value:
         check(driver().cuDeviceGet(byref(handle), device), "cuDeviceGet")
         check(driver().cuDevicePrimaryCtxRetain(byref(context), handle), "primary context")
         check(driver().cuCtxSetCurrent(context), "cuCtxSetCurrent")

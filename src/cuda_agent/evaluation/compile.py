@@ -9,7 +9,8 @@ from pathlib import Path
 
 from cuda_agent import runtime_gemm
 from cuda_agent.errors import CompileFailure
-from cuda_agent.evaluation import forms
+from cuda_agent.evaluation import builder, forms
+from cuda_agent.evaluation.process import Pool
 from cuda_agent.records import Candidate, Problem
 from cuda_agent.targets.base import Build, Target
 
@@ -21,8 +22,11 @@ _PLACE = re.compile(
 _LINKER = re.compile(r"undefined reference to .*|multiple definition of .*|cannot find -l\S+")
 
 
-def compile_candidate(candidate: Candidate, form: forms.Form, target: Target, cache: Path) -> Build:
-    """Check the Python's syntax and build kernels/ into `cache`, by content.
+def compile_candidate(
+    candidate: Candidate, form: forms.Form, target: Target, cache: Path, pool: Pool, seconds: float
+) -> Build:
+    """Check the Python's syntax and build kernels/ into `cache`, by content; those of candidates
+    that are not trusted in a process of `pool`, in `seconds`.
 
     Forms that build themselves (load_inline, Triton, binding.cpp) only have their syntax checked.
     Raises CompileFailure, its message the first cause with the source line.
@@ -34,7 +38,9 @@ def compile_candidate(candidate: Candidate, form: forms.Form, target: Target, ca
     if form not in ("native", "host") or not sources:
         return Build(binaries={}, seconds=0.0, cached=True)
     try:
-        return target.compile(sources, cache)
+        if candidate.trusted or target.name == "null":
+            return target.compile(sources, cache)
+        return builder.compile_foreign(sources, target, cache, pool, seconds)
     except CompileFailure as failure:
         raise CompileFailure(first_cause(failure, sources), failure.log) from None
 

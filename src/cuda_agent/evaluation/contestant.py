@@ -26,7 +26,7 @@ from typing import Any
 import torch
 
 from cuda_agent import targets
-from cuda_agent.evaluation import protocol, sandbox
+from cuda_agent.evaluation import builder, protocol, sandbox
 from cuda_agent.evaluation.loading import Loaded
 from cuda_agent.evaluation.session import OpRecorder, Session
 
@@ -149,6 +149,10 @@ class Contestant:
         tempfile.tempdir = None  # asked anew
         sandbox.confine(request["readable"], writable)
         return {}
+
+    def do_build(self, request: Mapping[str, Any], fds: list[int]) -> dict[str, Any]:
+        """Compile foreign sources; nothing of them runs here."""
+        return builder.build(request)
 
     def do_load(self, request: Mapping[str, Any], fds: list[int]) -> dict[str, Any]:
         self.do_unload(request, [])

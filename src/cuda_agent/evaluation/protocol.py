@@ -173,6 +173,7 @@ Fields = Mapping[str, Callable[[Any], bool]]
 _OUTPUT: Fields = {"tree": _tree, "specs": _specs, "copied": _flag}
 REPLIES: Mapping[str, Fields] = {
     "confine": {},
+    "build": {"error": _text(4000), "log": _text(200_000)},
     "load": {"missing": _texts, "unexpected": _texts},
     "state": {"missing": _texts, "unexpected": _texts},
     "inputs": {},

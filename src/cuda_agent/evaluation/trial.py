@@ -130,7 +130,10 @@ class Trial:
 
     def _compile(self) -> tuple[Build, Staged]:
         judge = self.judge
-        build = building.compile_candidate(self.candidate, self.form, judge.target, judge.cache)
+        build = building.compile_candidate(
+            self.candidate, self.form, judge.target, judge.cache, judge.pool,
+            judge.settings.compile_deadline_s,
+        )
         cache = building.stage(
             self.candidate, judge.problem, build, self._folder, judge.target, judge.cache
         )

@@ -13,15 +13,17 @@ from cuda_agent.targets.base import Build
 
 
 def compile_sources(
-    sources: Mapping[str, str], cache: Path, suffixes: tuple[str, ...], arch: str | None = None
+    sources: Mapping[str, str], cache: Path, suffixes: tuple[str, ...], arch: str | None = None,
+    missing: bool = True,
 ) -> Build:
-    """Build each source by content; see Target.compile for what it raises."""
+    """Build each source by content; see Target.compile for what it raises. With `missing=False`
+    nothing is compiled: FileNotFoundError where the cache lacks one."""
     for name in sources:
         if not name.endswith((*suffixes, *runtime.HEADERS)):
             raise CompileFailure(f"{name}: this target builds {', '.join(suffixes)} files only")
     start = time.perf_counter()
     try:
-        built = runtime.build(sources, arch=arch, cache=cache)
+        built = runtime.build(sources, arch=arch, cache=cache, missing=missing)
     except runtime.BuildError as error:
         raise CompileFailure(str(error), error.log) from error
     except runtime.ToolMissing as error:
