@@ -25,7 +25,8 @@ HEAD = """
 import ctypes, os, pathlib, socket, subprocess, sys, threading, time
 libc = ctypes.CDLL(None)
 """
-# Each is true where it succeeds. `SECRET`, `FOLDER`, `PORT`, `PACKAGE`, `UNIX`: the test's own.
+# Each is true where it succeeds. `SECRET`, `FOLDER`, `PORT`, `PACKAGE`, `UNIX`, `DATAGRAMS`: the
+# test's own.
 ESCAPES = {
     "reads_a_file": 'pathlib.Path("{SECRET}").read_text()',
     "writes_a_file": 'pathlib.Path("{FOLDER}", "written").write_text("x")',
@@ -33,6 +34,9 @@ ESCAPES = {
     "lists_a_folder": 'os.listdir("{FOLDER}")',
     "connects": 'socket.create_connection(("127.0.0.1", {PORT}), 2)',
     "connects_to_a_unix_socket": 'socket.socket(socket.AF_UNIX).connect("{UNIX}") is None',
+    "sends_to_a_unix_socket": (
+        'socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)[0].sendto(b"x", "{DATAGRAMS}")'
+    ),
     "signals_the_judge": "os.kill({JUDGE}, 0) is None",
     "reads_the_judges_memory": 'open("/proc/{JUDGE}/mem", "rb")',
     "sees_the_judges_descriptors": 'os.listdir("/proc/{JUDGE}/fd")',
@@ -64,7 +68,12 @@ def places(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, objec
     folder = tmp_path_factory.mktemp("outside")
     (folder / "secret").write_text("x")
     package = Path(cuda_agent.__file__).with_name("errors.py")
-    with socket.socket() as tcp, socket.socket(socket.AF_UNIX) as unix:
+    with (
+        socket.socket() as tcp,
+        socket.socket(socket.AF_UNIX) as unix,
+        socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as datagrams,
+    ):
+        datagrams.bind(str(folder / "datagrams"))
         tcp.bind(("127.0.0.1", 0))
         unix.bind(str(folder / "socket"))
         tcp.listen()
@@ -72,6 +81,7 @@ def places(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, objec
         yield {
             "SECRET": folder / "secret", "FOLDER": folder, "PACKAGE": package,
             "PORT": tcp.getsockname()[1], "UNIX": folder / "socket", "JUDGE": os.getpid(),
+            "DATAGRAMS": folder / "datagrams",
         }
 
 
@@ -126,6 +136,22 @@ def test_only_its_own_descriptors_are_open(judge: Judge) -> None:
             continue
         if not path.startswith(allowed) and not path.endswith("/output"):
             raise RuntimeError("open: " + path)
+    return {cases.COMPUTE}
+    """
+    files = cases.single(textwrap.dedent(forward), HEAD)
+    verdict = judge.judge(cases.candidate(files, judge.problem))
+    assert verdict.ok, verdict.feedback
+
+
+def test_what_nvidias_driver_does_at_its_start_is_allowed(judge: Judge) -> None:
+    """It names its threads and listens on an abstract local socket; refused either, cuInit fails
+    with error 304."""
+    forward = f"""
+    task = pathlib.Path(f"/proc/self/task/{{threading.get_native_id()}}/comm")
+    task.write_text("cuda00001400006")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as own:
+        own.bind(f"\\0cuda-uvmfd-1-{{os.getpid()}}")
+        own.listen()
     return {cases.COMPUTE}
     """
     files = cases.single(textwrap.dedent(forward), HEAD)
@@ -195,8 +221,8 @@ def test_the_filter_forbids_what_it_should(machine: str) -> None:
     """The program run by a small interpreter of the kernel's packet filter."""
     column, architecture = sandbox._MACHINES[machine]
 
-    def verdict(name: str, first: int = 0, arch: int = architecture) -> int:
-        data = {0: sandbox._CALLS[name][column], 4: arch, 16: first}
+    def verdict(name: str, first: int = 0, second: int = 0, arch: int = architecture) -> int:
+        data = {0: sandbox._CALLS[name][column], 4: arch, 16: first, 24: second}
         return run_filter(sandbox._filter(machine), data)
 
     allow, refused = 0x7FFF0000, 0x50001
@@ -204,7 +230,11 @@ def test_the_filter_forbids_what_it_should(machine: str) -> None:
     assert verdict("ptrace") == verdict("mount") == verdict("seccomp") == refused
     assert verdict("clone", 0x00010F00) == allow  # a thread
     assert verdict("clone", 0x10000000) == refused  # a user namespace
-    assert verdict("clone3") == 0x50026 and verdict("socket") == 0x50061
+    assert verdict("clone3") == 0x50026 and verdict("connect") == 0x5006F
+    unix, internet, stream, datagrams, close_on_exec = 1, 2, 1, 2, 0x80000
+    for call in ("socket", "socketpair"):
+        assert verdict(call, unix, stream | close_on_exec) == allow
+        assert verdict(call, unix, datagrams) == verdict(call, internet, stream) == 0x50061
     assert verdict("prctl", 15) == allow and verdict("prctl", 22) == refused
     assert verdict("capset", arch=1) == 0x80000000
 
@@ -218,6 +248,8 @@ def run_filter(lines: list[tuple[int, int, int, int]], data: dict[int, int]) -> 
             return constant
         if operation == 0x20:
             held = data[constant]
+        elif operation == 0x54:
+            held &= constant
         else:
             holds = {
                 0x15: held == constant, 0x45: bool(held & constant), 0x35: held >= constant

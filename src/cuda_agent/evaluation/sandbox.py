@@ -40,6 +40,7 @@ _MS_NOSUID, _MS_NODEV, _MS_NOEXEC, _MS_REC, _MS_PRIVATE = 2, 4, 8, 0x4000, 0x400
 # Numbers of system calls: x86-64, and the table that arm64 shares with other new architectures.
 _CALLS: Mapping[str, tuple[int, int]] = {
     "clone": (56, 220), "clone3": (435, 435), "prctl": (157, 167), "socket": (41, 198),
+    "socketpair": (53, 199), "connect": (42, 203),
     "capset": (126, 91), "landlock_create_ruleset": (444, 444), "landlock_add_rule": (445, 445),
     "landlock_restrict_self": (446, 446), "seccomp": (317, 277), "ptrace": (101, 117),
     "process_vm_readv": (310, 270), "process_vm_writev": (311, 271), "kcmp": (312, 272),
@@ -56,7 +57,8 @@ _CALLS: Mapping[str, tuple[int, int]] = {
 }  # fmt: skip
 _MACHINES = {"x86_64": (0, 0xC000003E), "aarch64": (1, 0xC00000B7)}  # column, AUDIT_ARCH_*
 _NOT_FOR_CANDIDATES = [name for name in _CALLS if name not in (
-    "clone", "clone3", "prctl", "socket", "capset", "landlock_create_ruleset",
+    "clone", "clone3", "prctl", "socket", "socketpair", "connect", "capset",
+    "landlock_create_ruleset",
     "landlock_add_rule", "landlock_restrict_self",
 )]  # fmt: skip
 
@@ -219,6 +221,9 @@ _FILE_ONLY = 0b111 | _TRUNCATE | _IOCTL  # the rights that a rule for a file may
 
 def _landlock(readable: list[str], writable: list[str]) -> None:
     version = landlock_version()
+    # NVIDIA's driver names its threads, and will not start where it may not. Held open for good: a
+    # folder of /proc that nobody holds is made anew when memory is short, and the rule would be lost.
+    own_threads = f"/proc/self/fd/{os.open('/proc/self/task', os.O_PATH | os.O_CLOEXEC)}"
     since = ((2, _REFER), (3, _TRUNCATE), (5, _IOCTL))
     handled = _READ | _WRITE | sum(right for first, right in since if version >= first)
     network = 0b11 if version >= 4 else 0  # bind and connect, with TCP
@@ -230,6 +235,7 @@ def _landlock(readable: list[str], writable: list[str]) -> None:
         raise SandboxError("Landlock refused the rule set")
     devices = [path for path in _devices() if os.path.exists(path)]
     rules = [(p, _READ) for p in readable]
+    rules += [(own_threads, 0b10 | _TRUNCATE)]
     rules += [(p, _READ | 0b10 | _TRUNCATE | _IOCTL) for p in devices]
     rules += [(p, _READ | _WRITE | _REFER | _TRUNCATE) for p in writable]
     try:
@@ -282,10 +288,11 @@ def _seccomp() -> None:
 def _filter(machine: str) -> list[tuple[int, int, int, int]]:
     """A program for the kernel's packet filter: (operation, jump if true, if false, constant)."""
     column, architecture = _MACHINES[machine]
-    load, equal, any_bit, at_least, give = 0x20, 0x15, 0x45, 0x35, 0x06
-    number, arch, first = 0, 4, 16  # offsets in struct seccomp_data
+    load, equal, any_bit, at_least, mask, give = 0x20, 0x15, 0x45, 0x35, 0x54, 0x06
+    number, arch, first, second = 0, 4, 16, 24  # offsets in struct seccomp_data
     allow, kill = 0x7FFF0000, 0x80000000
-    not_permitted, no_such_call, no_family = 0x50001, 0x50026, 0x50061  # EPERM ENOSYS EAFNOSUPPORT
+    not_permitted, no_such_call = 0x50001, 0x50026  # EPERM, ENOSYS
+    no_family, refused = 0x50061, 0x5006F  # EAFNOSUPPORT, ECONNREFUSED
     lines = [
         (load, 0, 0, arch), (equal, 1, 0, architecture), (give, 0, 0, kill),
         (load, 0, 0, number),
@@ -295,7 +302,16 @@ def _filter(machine: str) -> list[tuple[int, int, int, int]]:
         lines += [(equal, 0, 1, _CALLS[name][column]), (give, 0, 0, not_permitted)]
     # clone3 takes its flags in memory, where no filter can look; callers then use clone.
     lines += [(equal, 0, 1, _CALLS["clone3"][column]), (give, 0, 0, no_such_call)]
-    lines += [(equal, 0, 1, _CALLS["socket"][column]), (give, 0, 0, no_family)]
+    lines += [(equal, 0, 1, _CALLS["connect"][column]), (give, 0, 0, refused)]
+    # NVIDIA's driver listens on a local socket. A socket of datagrams could send to any path, one
+    # of streams has to connect first.
+    unix, stream, sequential, kinds = 1, 1, 5, 0xF
+    for name in ("socket", "socketpair"):
+        lines += [
+            (equal, 0, 8, _CALLS[name][column]), (load, 0, 0, first), (equal, 0, 5, unix),
+            (load, 0, 0, second), (mask, 0, 0, kinds), (equal, 1, 0, stream),
+            (equal, 0, 1, sequential), (give, 0, 0, allow), (give, 0, 0, no_family),
+        ]  # fmt: skip
     new = sum(_NAMESPACES.values())
     lines += [
         (equal, 0, 4, _CALLS["clone"][column]), (load, 0, 0, first), (any_bit, 0, 1, new),
