@@ -221,8 +221,8 @@ _FILE_ONLY = 0b111 | _TRUNCATE | _IOCTL  # the rights that a rule for a file may
 
 def _landlock(readable: list[str], writable: list[str]) -> None:
     version = landlock_version()
-    # NVIDIA's driver names its threads, and will not start where it may not. Held open for good: a
-    # folder of /proc that nobody holds is made anew when memory is short, and the rule would be lost.
+    # NVIDIA's driver names its threads, and will not start where it may not. Held open for good:
+    # a folder of /proc that nobody holds can be made anew, and the rule would be lost.
     own_threads = f"/proc/self/fd/{os.open('/proc/self/task', os.O_PATH | os.O_CLOEXEC)}"
     since = ((2, _REFER), (3, _TRUNCATE), (5, _IOCTL))
     handled = _READ | _WRITE | sum(right for first, right in since if version >= first)
