@@ -6,9 +6,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import evaluation_simulated
 import pytest
 
 from cuda_agent.evaluation import Judge, Pool, Settings
+from cuda_agent.evaluation.reference import CheckedSet, Reference
 from cuda_agent.problems import materialize
 from cuda_agent.records import Problem
 
@@ -39,3 +41,15 @@ def judge_for(pool: Pool, cache_dir: Path) -> Iterator[Callable[..., Judge]]:
     yield make
     for judge in made:
         judge.close()
+
+
+@pytest.fixture(scope="session")
+def reference() -> Reference:
+    """Of the problem that the simulated entrants of a race solve."""
+    return Reference(evaluation_simulated.INSTANCE, "strict")
+
+
+@pytest.fixture(scope="session")
+def sets(reference: Reference) -> list[CheckedSet]:
+    made = [reference.draw() for _ in range(3)]
+    return [m for m in made if m is not None]

@@ -41,6 +41,7 @@ class Session:
         self.before_call: Callable[[], None] | None = None
         self._sets: dict[int, tuple[Any, ...]] = {}
         self._outputs: list[list[torch.Tensor]] = []
+        self._spares: list[torch.Tensor] = []
         self._positions: list[torch.Tensor] = []
         self._arenas: list[Arena] = []
         self._pad: torch.Tensor | None = None
@@ -60,6 +61,7 @@ class Session:
         before the forward's own outputs are, so that these come to lie elsewhere than before."""
         self._arenas.append(arena)
         self._outputs = [layout.views(arena, slots, i * step) for i in range(count)]
+        self._spares = []
         if self.target.torch_device().type == "cuda":
             torch.cuda.empty_cache()
             self._positions = [
@@ -72,6 +74,7 @@ class Session:
         """Let go of every arena."""
         self._sets.clear()
         self._outputs = []
+        self._spares = []
         self._positions = []
         self.target.synchronize()
         for arena in self._arenas:
@@ -113,15 +116,21 @@ class Session:
     def burst(
         self, indices: Sequence[int], slots: Sequence[int], copy_only: bool
     ) -> dict[str, Any]:
-        """Forwards back to back, each one's outputs copied to its slot. `copy_only` repeats only
-        the copies, of one forward's outputs, so that their cost can be taken off."""
+        """Forwards back to back, each one's outputs copied to its slot. `copy_only`: the copies
+        alone, of something else, so that their cost can be taken off."""
         copied = True
-        out = self._call(self._sets[indices[0]]) if copy_only else None
+        out: Any = self._spare_outputs() if copy_only else None
         for index, slot in zip(indices, slots, strict=True):
             result = out if copy_only else self._call(self._sets[index])
             copied = self._copy(result, slot) and copied
         self.target.synchronize()
         return {"copied": copied}
+
+    def _spare_outputs(self) -> Any:
+        """Tensors like the outputs, in their structure's order; made once."""
+        if not self._spares:
+            self._spares = [t.clone() for t in self._outputs[0]]
+        return self._spares
 
     def trace(self, index: int) -> dict[str, Any]:
         """One forward with cold caches under the device's tracer; its outputs go nowhere."""

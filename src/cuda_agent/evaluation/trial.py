@@ -14,7 +14,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cuda_agent.errors import ContestantFailure
-from cuda_agent.evaluation import activity, forms, guard, layout, profile, stats, verify, weights
+from cuda_agent.evaluation import (
+    activity,
+    clocks,
+    forms,
+    guard,
+    layout,
+    profile,
+    stats,
+    verify,
+    weights,
+)
 from cuda_agent.evaluation import compile as building
 from cuda_agent.evaluation.entrant import Entrant
 from cuda_agent.evaluation.guard import plausibility
@@ -161,7 +171,9 @@ class Trial:
                 judge.handover.confine(entrant.client, staged, deadline)
             for i, made in enumerate(self.checked):
                 entrant.place_inputs(i, made.tree, made.tensors)
-            entrant.place_outputs(self.checked[0].outputs, profile.slot_count(self.checked[0]))
+            entrant.place_outputs(
+                self.checked[0].outputs, profile.slot_count(_random_ones(self.checked))
+            )
         except BaseException:
             entrant.client.kill()
             entrant.forget()
@@ -206,9 +218,7 @@ class Trial:
 
     def _wrong(self, wrong: WrongOutput) -> None:
         self.outcome.status = "wrong"
-        rule, colon, _ = str(wrong).partition(": ")
-        if colon and rule.isalnum() and len(rule) <= 4:
-            self.outcome.findings.append(Finding(rule, str(wrong)))
+        self.outcome.findings.append(Finding(wrong.rule, str(wrong)))
         if wrong.report is not None:
             self.outcome.error = wrong.report
             if (found := wrong.report.mismatch) is not None:
@@ -246,13 +256,15 @@ class Trial:
         judge = self.judge
         device = judge.target.torch_device().type
         if bad := verify.structure_error(answer, made.out_tree, made.outputs, device):
-            raise WrongOutput(bad)
+            raise WrongOutput(bad, rule="form")
         ok, found = judge.reference.judge(made, entrant.outputs(0), report)
         if not ok:
             raise WrongOutput("the output is wrong", found)
         same = judge.instance.mutates or layout.identical(entrant.inputs(index), made.tensors)
         if not same:
-            raise WrongOutput("F7: forward changed its inputs, which the reference does not")
+            raise WrongOutput(
+                "F7: forward changed its inputs, which the reference does not", rule="F7"
+            )
         return found
 
     # --- profile --------------------------------------------------------------------------------
@@ -269,14 +281,16 @@ class Trial:
         with judge.timing_mode():
             race = profile.Race(
                 judge.target, judge.reference, settings, baselines,
-                [s for s in self.checked if s.style == "random"], entrant, not self.reusing,
+                _random_ones(self.checked), entrant, not self.reusing,
             )
             try:
                 race.place_baselines()
                 race.run()
                 # Files of our own skills hold nothing that could tamper with a clock.
-                accusation = None if self.reusing else race.clocks()
-                race.check_burst()
+                second = clocks.Clocks(race)
+                accusation = None if self.reusing else second.accusation()
+                if self.reusing:
+                    second.check_burst()
                 if settings.tier == "audit":
                     self.outcome.energy_mj = race.energy_mj()
                     self.outcome.activity = entrant.trace(0)
@@ -284,18 +298,18 @@ class Trial:
                 found = activity.check(self.outcome.activity, event, build.resources)
                 if accusation:
                     found.insert(0, accusation)
-                self._measured(race, found, timings, ratios)
+                method = profile.method(race, self.reusing, second.outside_ms)
+                self._measured(race, method, found, timings, ratios)
             finally:
                 for baseline in race.baselines.values():
                     baseline.drop()
                 race.close()
 
     def _measured(
-        self, race: profile.Race, accusations: list[Finding],
+        self, race: profile.Race, method: str, accusations: list[Finding],
         timings: dict[str, Timing], ratios: dict[str, Interval],
     ) -> None:
         judge, outcome, wanted = self.judge, self.outcome, self.judge.settings.baselines or ()
-        method = profile.method(race, self.reusing)
         outcome.timing = stats.timing(race.times("candidate"), method)
         own = race.ratios()
         outcome.speedup = dict.fromkeys(BASELINES)
@@ -319,6 +333,11 @@ class Trial:
             outcome.status = "cheating"
             outcome.findings += found
             outcome.feedback = found[0].detail
+
+
+def _random_ones(sets: Sequence[CheckedSet]) -> list[CheckedSet]:
+    """The sets that calls are timed on."""
+    return [made for made in sets if made.style == "random"]
 
 
 def _resources(build: Build) -> str:

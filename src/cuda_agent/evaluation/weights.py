@@ -52,7 +52,9 @@ def check(
             )
         )
     if judge.problem.kind == "live":
-        raise WrongOutput("B18: outputs do not follow other weights", trial.outcome.error)
+        raise WrongOutput(
+            "B18: outputs do not follow other weights", trial.outcome.error, "B18"
+        )
     _rebuild(trial, entrant, staged, loads=not differ)
     return remarks
 
@@ -105,6 +107,8 @@ def _rebuild(trial: Trial, entrant: Entrant, staged: Staged, loads: bool) -> Non
         except WrongOutput:
             pass  # prepared in __init__, as the remark says
         else:
-            raise WrongOutput("B18: weights are kept from the first forward, and new ones ignored")
+            raise WrongOutput(
+                "B18: weights are kept from the first forward, and new ones ignored", rule="B18"
+            )
     load(entrant.client, staged, judge.reference.state(), seconds)
     trial.outcome.error = first
