@@ -9,8 +9,8 @@ does makes a call shorter from outside than its work. Two measurements:
   ones.) One output of a burst, it does not know which, must be right: else N calls could be served
   by one launch;
 - on a CPU also each timed exchange, where caches are cold: what it takes beyond the forward is
-  compared with the same of a baseline. On a GPU the candidate's process keeps the device busy before
-  a timed call, and one that does not could hide as much.
+  compared with the same of a baseline. On a GPU the candidate's process keeps the device busy
+  before a timed call, and one that does not could hide as much.
 
 benchmarks/judge/README.md has the measurements that the margins come from.
 """
