@@ -10,8 +10,10 @@ or the side of 1 changed. Restartable: judgements that have a line are not made 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import random
+import re
 import statistics
 import sys
 import tempfile
@@ -125,6 +127,7 @@ def measure(args: argparse.Namespace, held: list[dict[str, Any]]) -> None:
                 "problem": problem.name, "trusted": trusted, "round": i, "status": verdict.status,
                 "speedup": ratio and ratio.value, "ms": verdict.timing and verdict.timing.median_ms,
                 "seconds": verdict.seconds["total"], "feedback": verdict.feedback[:300],
+                "method": verdict.timing and verdict.timing.method,
             }
             held.append(line)
             with args.out.open("a") as file:
@@ -157,6 +160,26 @@ def table(held: list[dict[str, Any]]) -> str:
     if variations:
         rows.append(f"\nCV: median {statistics.median(variations):.2f} %, worst "
                     f"{max(variations):.2f} %")
+    return "\n".join(rows) + clocks(held)
+
+
+def clocks(held: list[dict[str, Any]]) -> str:
+    """How far the judge's own clock is from the candidate's: what its margins must allow."""
+    pairs = [
+        (line["ms"], float(found.group(1))) for line in held
+        if (found := re.search(r"second clock ([\d.e-]+) ms", line.get("method") or ""))
+    ]
+    if not pairs:
+        return ""
+    rows = ["\n\n| a call, ms | judged | second clock, ms longer: median | worst | worst ratio |",
+            "| --- | ---: | ---: | ---: | ---: |"]
+    for low, high in itertools.pairwise((0.0, 0.03, 0.1, 0.3, 1.0, 3.0, 1e9)):
+        here = [(inside, outside) for inside, outside in pairs if low <= inside < high]
+        if here:
+            longer = [outside - inside for inside, outside in here]
+            ratios = max(outside / inside for inside, outside in here)
+            rows.append(f"| {low:g} to {high:g} | {len(here)} | {statistics.median(longer):.4f} | "
+                        f"{max(longer):.4f} | {ratios:.2f} |")
     return "\n".join(rows)
 
 
