@@ -170,9 +170,11 @@ class Mismatch(Record):
 class ErrorReport(Record):
     """Largest error over all checked inputs.
 
-    `relative` is ||out - ref|| / ||ref||, `absolute` the largest difference, `against` the
-    reference (e.g. "float64 eager"), `eager` the relative error of eager itself against the same
-    reference, `bound` the largest relative error that would have passed.
+    `relative` is ||out - ref|| / ||ref - mean(ref)||, so that no constant passes (over ||ref||
+    where the spread is no scale), `absolute` the largest difference, `against` the reference (e.g.
+    "float64 eager"), `eager` the relative error of eager itself against the same reference, `bound`
+    the largest relative error that would have passed. `wrong_on` and `right_on` are the styles of
+    inputs ("random", "zeros", ...) on which some or no output was wrong; empty unless one was.
     """
 
     relative: float
@@ -182,6 +184,8 @@ class ErrorReport(Record):
     bound: float | None = None
     inputs_checked: int = 0
     mismatch: Mismatch | None = None
+    wrong_on: tuple[str, ...] = ()
+    right_on: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -246,8 +246,8 @@ def damaged(kind: str) -> tuple[torch.Tensor, torch.Tensor]:
 @pytest.mark.parametrize(
     ("kind", "says", "index"),
     [
-        ("tail", "the tail of 100", (30, 28)), ("row tail", "columns from 60", (0, 60)),
-        ("steps", "every 7th", (0, 3)), ("rows", "in 5 of 32 rows", (4, 0)),
+        ("tail", "the tail of 100", (30, 28)), ("row tail", "columns 60 to 63", (0, 60)),
+        ("steps", "every 7th", (0, 3)), ("rows", "rows 4 to 8 of 32", (4, 0)),
         ("scaled", "2 times", (0, 0)), ("shifted", "shifted by one", (0, 0)),
         ("nan", "1 NaN", (2, 5)), ("zeros", "all zeros", (0, 0)), ("slightly", "slightly", None),
     ],

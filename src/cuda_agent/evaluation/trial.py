@@ -9,7 +9,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +17,7 @@ from cuda_agent.errors import ContestantFailure
 from cuda_agent.evaluation import (
     activity,
     clocks,
+    feedback,
     forms,
     guard,
     layout,
@@ -219,16 +220,8 @@ class Trial:
     def _wrong(self, wrong: WrongOutput) -> None:
         self.outcome.status = "wrong"
         self.outcome.findings.append(Finding(wrong.rule, str(wrong)))
-        if wrong.report is not None:
-            self.outcome.error = wrong.report
-            if (found := wrong.report.mismatch) is not None:
-                self.outcome.feedback = (
-                    f"{wrong}: {found.output} at {list(found.index)}: got {found.got}, expected "
-                    f"{found.expected}; {found.wrong_elements} of {found.total_elements} wrong: "
-                    f"{found.pattern}"
-                )
-                return
-        self.outcome.feedback = str(wrong)
+        self.outcome.error = wrong.report or self.outcome.error
+        self.outcome.feedback = feedback.of_wrong(str(wrong), wrong.report)
 
     # --- verify ---------------------------------------------------------------------------------
 
@@ -238,7 +231,10 @@ class Trial:
             answer = entrant.run(i, record=i == 0)
             if i == 0:
                 self.outcome.external_ops = list(answer["ops"])
-            report = self.check(entrant, i, made, answer, report)
+            try:
+                report = self.check(entrant, i, made, answer, report)
+            except WrongOutput as wrong:
+                raise self._everywhere(entrant, i, wrong) from None
         self.outcome.error = report
         found = guard.operators(self.outcome.external_ops, self.judge.settings.track)
         if found:
@@ -247,6 +243,30 @@ class Trial:
             self.outcome.feedback = found[0].detail
             return
         self.outcome.findings += weights.check(self, entrant, staged, names)
+
+    def _everywhere(self, entrant: Entrant, first: int, wrong: WrongOutput) -> WrongOutput:
+        """`wrong`, with the kinds of inputs on which the candidate is wrong, or right. What comes
+        after the first mistake can't change the verdict any more."""
+        if wrong.report is None or wrong.report.mismatch is None:
+            return wrong
+        failed = {self.checked[first].style}
+        seen = {made.style for made in self.checked[: first + 1]}
+        end = time.monotonic() + entrant.deadline_s
+        for i, made in enumerate(self.checked[first + 1 :], first + 1):
+            if time.monotonic() > end:
+                break
+            try:
+                answer = entrant.run(i)
+                seen.add(made.style)
+                self.check(entrant, i, made, answer)
+            except WrongOutput:
+                failed.add(made.style)
+            except ContestantFailure:
+                break
+        wrong.report = replace(
+            wrong.report, wrong_on=tuple(sorted(failed)), right_on=tuple(sorted(seen - failed))
+        )
+        return wrong
 
     def check(
         self, entrant: Entrant, index: int, made: CheckedSet, answer: Any,

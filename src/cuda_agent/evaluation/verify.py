@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from cuda_agent.evaluation import layout
+from cuda_agent.evaluation import layout, patterns
 from cuda_agent.evaluation.precision import Tolerance
 from cuda_agent.records import Mismatch
 
@@ -237,7 +237,8 @@ def mismatch(
     index = tuple(int(i) for i in torch.unravel_index(torch.tensor(flat), got.shape))
     return Mismatch(
         output=name, index=index, got=_value(got, flat), expected=_value(want, flat),
-        wrong_elements=count, total_elements=got.numel(), pattern=_pattern(got, want, wrong, count),
+        wrong_elements=count, total_elements=got.numel(),
+        pattern=patterns.describe(got, want, wrong),
     )
 
 
@@ -275,53 +276,3 @@ def _value(t: torch.Tensor, flat: int) -> float | str:
     if isinstance(value, complex) or (isinstance(value, float) and not math.isfinite(value)):
         return str(value)
     return float(value)
-
-
-def _pattern(got: torch.Tensor, want: torch.Tensor, wrong: torch.Tensor, count: int) -> str:
-    if count == 0:
-        return "every element is slightly off: the error as a whole is too large"
-    total, flat = got.numel(), wrong.reshape(-1)
-    if got.is_floating_point() and (nans := int((torch.isnan(got) & wrong).sum())):
-        return f"{nans} NaN" if nans < total else "all NaN"
-    if not bool(got.any()):
-        return "the output is all zeros"
-    if total > 1 and bool((got == got.reshape(-1)[0]).all()):
-        return "the output is one constant"
-    first, last = int(flat.to(torch.uint8).argmax()), total - 1 - int(
-        flat.flip(0).to(torch.uint8).argmax()
-    )
-    if count == total:
-        return _when_all(got, want)
-    if last == total - 1 and count == total - first:
-        return f"everything from flat index {first} on: the tail of {count}"
-    if first == 0 and count == last + 1:
-        return f"the first {count} elements"
-    return _rows_or_steps(wrong, flat, count)
-
-
-def _when_all(got: torch.Tensor, want: torch.Tensor) -> str:
-    g, w = got.reshape(-1), want.reshape(-1)
-    real = not got.is_complex()
-    if real and g.numel() > 2 and torch.allclose(g[1:].double(), w[:-1].double(), rtol=1e-3):
-        return "shifted by one element"
-    if got.is_floating_point() and bool((w != 0).all()):
-        ratio = g.double() / w.double()
-        if float(ratio.std(unbiased=False)) < 1e-3 * abs(float(ratio.mean())):
-            return f"every element is {float(ratio.mean()):.4g} times the expected one"
-    return "every element"
-
-
-def _rows_or_steps(wrong: torch.Tensor, flat: torch.Tensor, count: int) -> str:
-    if wrong.dim() >= 2 and wrong.shape[-1] > 1:
-        columns = wrong.reshape(-1, wrong.shape[-1]).any(0)
-        rows = wrong.reshape(-1, wrong.shape[-1]).any(1)
-        start = int(columns.to(torch.uint8).argmax())
-        if int(columns.sum()) == len(columns) - start < len(columns):
-            return f"only columns from {start} on: the tail of each row"
-        if int(rows.sum()) < len(rows):
-            return f"in {int(rows.sum())} of {len(rows)} rows"
-    places = flat.nonzero()[:1000, 0]
-    steps = places.diff()
-    if len(steps) > 2 and bool((steps == steps[0]).all()):
-        return f"every {int(steps[0])}th element"
-    return f"{count} scattered elements"
