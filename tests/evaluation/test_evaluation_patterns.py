@@ -81,7 +81,7 @@ ALL = slice(None)
         (at(slice(2, 5), slice(8, 16)), (32, 64), "rows 2 to 4 of 32 × columns 8 to 15 of 64"),
         (at([1, 5, 6]), (32, 64), "3 of 32 rows (1, 5, 6)"),
         (at(slice(100, 128)), (128,), "elements 100 to 127 of 128 (the tail)"),
-        (flat(slice(-100, None)), (32, 64), "everything from flat index 1948 on: the tail of 100"),
+        (flat(slice(-100, None)), (32, 64), "everything from flat index 1948 on, the tail of 100"),
         (flat(slice(0, 100)), (32, 64), "the first 100 elements"),
         (flat(slice(50, 200)), (32, 64), "flat indices 50 to 199"),
         (flat(slice(3, None, 7)), (32, 64), "every 7th element from flat index 3 on"),
@@ -89,7 +89,7 @@ ALL = slice(None)
         (lambda t: t + noise(t).triu(1), (3, 16, 16), "everything above the diagonal"),
         (lambda t: t + noise(t).triu().tril(), (16, 16), "the diagonal"),
         (lambda t: t + noise(t).triu().tril(), (2, 16, 16), "the diagonal"),
-        (border, (2, 3, 16, 16), "only the border of the last two dimensions, up to 1 wide (padding?)"),
+        (border, (2, 3, 16, 16), "only the border of the last two dimensions, up to 1 wide"),
         (scattered, (32, 64), "292 scattered elements, 14%"),
         (lambda t: t + noise(t), (32, 64), "every element"),
     ],
@@ -97,7 +97,7 @@ ALL = slice(None)
 def test_where(damage: Damage, shape: tuple[int, ...], says: str) -> None:
     found = described(damage, *shape)
     assert found.startswith(says), found
-    assert ": " not in found.removeprefix(says), "random errors have no cause that can be named"
+    assert ": " not in found, "random errors have no cause that can be named"
 
 
 def test_rows_of_which_some_elements_are_wrong() -> None:

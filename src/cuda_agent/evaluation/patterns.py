@@ -7,6 +7,7 @@ tolerance here; where none fits, nothing is claimed.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -54,7 +55,7 @@ def where(wrong: torch.Tensor, count: int) -> str:
     first, last = _first(flat), total - 1 - _first(flat.flip(0))
     if last - first + 1 == count:
         if last == total - 1:
-            return f"everything from flat index {first} on: the tail of {count}"
+            return f"everything from flat index {first} on, the tail of {count}"
         return f"the first {count} elements" if first == 0 else f"flat indices {first} to {last}"
     found = _triangle(wrong, count) or _stepped(flat, count) or _tiles(wrong) or _border(wrong)
     if found:
@@ -101,7 +102,7 @@ def _span(hit: Sequence[int], size: int, name: str) -> str:
             return f"{plural} {first} to {last} of {size} (the tail)"
         return f"{plural} {first} to {last} of {size}" + (" (the first)" if first == 0 else "")
     step = hit[1] - hit[0]
-    if n > 2 and all(b - a == step for a, b in zip(hit, hit[1:])):
+    if n > 2 and all(b - a == step for a, b in itertools.pairwise(hit)):
         return f"every {_nth(step)} {name} from {first} on, {n} of {size}"
     shown = ", ".join(map(str, hit[:4])) + ("" if n <= 4 else ", …")
     return f"{n} of {size} {plural} ({shown})"
