@@ -6,16 +6,25 @@ a kernel's host code, never on a word: strings, comments and defensive code are 
 
 from __future__ import annotations
 
+import ast
 import re
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from cuda_agent.evaluation import forms
 from cuda_agent.evaluation.guard import native, python
+from cuda_agent.evaluation.guard.sources import Sources
 from cuda_agent.records import Candidate, Finding, Problem, Track
 
-_SHADOWING = {"torch", "numpy", "triton", "cuda", "cuda_agent", "sitecustomize", "usercustomize"}
+# What a grader lives by. A candidate's folder comes last on the path, so that nothing is shadowed
+# in fact; a helper called profile.py or queue.py has no such intention.
+_SHADOWING = {
+    "torch", "numpy", "triton", "cuda", "cuda_agent", "sitecustomize", "usercustomize", "builtins",
+    "time", "timeit", "datetime", "sys", "os", "io", "gc", "random", "secrets", "socket", "select",
+    "struct", "json", "pickle", "ctypes", "subprocess", "threading", "multiprocessing", "importlib",
+    "inspect", "traceback", "statistics", "tempfile", "signal", "resource", "hashlib", "math",
+    "pathlib", "shutil", "contextlib", "functools", "collections", "dataclasses", "typing", "types",
+}
 # What the paper's rule lets a library do, and operators that move or fill data but compute nothing.
 _LIBRARY_OPS = re.compile(
     r"aten\.(mm|bmm|addmm|baddbmm|convolution|_convolution|cudnn_convolution\w*|"
@@ -37,12 +46,15 @@ def review(candidate: Candidate, problem: Problem, track: Track) -> Review:
     """Static rules over every file that is not a verbatim copy of our runtime or the problem."""
     found = Review()
     foreign = forms.foreign_python(candidate, problem)
+    trees: dict[str, ast.Module] = {}
     for name, text in foreign.items():
         try:
-            tree = forms.parse_python(name, text)
+            trees[name] = forms.parse_python(name, text)
         except (SyntaxError, ValueError, RecursionError):
             continue  # a compile error, reported as such
-        seen = python.inspect(name, tree, track)
+    sources = Sources(trees, problem.source)
+    for name in trees:
+        seen = python.inspect(name, sources, track)
         found.findings += seen.findings
         found.external += seen.external
     kernels = forms.kernel_sources(candidate.files)
@@ -57,7 +69,7 @@ def review(candidate: Candidate, problem: Problem, track: Track) -> Review:
 
 def _shadowing(files: Mapping[str, str]) -> list[Finding]:
     names = {name.partition("/")[0].removesuffix(".py") for name in files if name.endswith(".py")}
-    bad = sorted(names & (_SHADOWING | set(sys.stdlib_module_names)))
+    bad = sorted(names & _SHADOWING)
     return [Finding("C12", f"{name}.py would shadow the module {name}") for name in bad]
 
 

@@ -6,6 +6,8 @@ import ast
 import re
 from dataclasses import dataclass, field
 
+from cuda_agent.evaluation.guard import idioms, sources
+from cuda_agent.evaluation.guard.sources import Sources
 from cuda_agent.records import Finding, Track
 
 _CALLS: dict[str, tuple[str, str]] = {
@@ -54,6 +56,8 @@ _FRAME_ATTRIBUTES = {"f_back", "f_locals", "f_globals", "tb_frame", "gi_frame", 
 _FUNCTION_PARTS = {"__code__", "__globals__", "__closure__", "__defaults__"}
 _TORCH_HOOKS = {"__torch_function__", "__torch_dispatch__"}
 _OPEN_SETTINGS = ("torch.backends.", "torch._dynamo.config", "torch._inductor.config")
+# Not what a process may ask about itself: its threads, cores and memory limits.
+_OTHERS_PROC = re.compile(r"/proc/(self|\d+|\{)(?!/(status|statm|cgroup)$)")
 # Calls of torch that make, view or describe tensors but compute nothing.
 _HARMLESS = re.compile(
     r"torch\.(empty\w*|zeros\w*|ones\w*|full\w*|tensor|as_tensor|from_numpy|arange|no_grad|"
@@ -71,20 +75,23 @@ class Seen:
     external: list[str] = field(default_factory=list)
 
 
-def inspect(file: str, tree: ast.Module, track: Track) -> Seen:
-    """All rules over one file."""
-    visitor = _Visitor(file, track)
-    visitor.visit(tree)
+def inspect(file: str, found: Sources, track: Track) -> Seen:
+    """All rules over one file of `found`."""
+    visitor = _Visitor(file, found, track)
+    visitor.visit(found.trees[file])
     return visitor.seen
 
 
 class _Visitor(ast.NodeVisitor):
-    def __init__(self, file: str, track: Track) -> None:
+    def __init__(self, file: str, found: Sources, track: Track) -> None:
         self.file = file
         self.track = track
         self.seen = Seen()
+        self._sources = found
+        self._tree = found.trees[file]
         self._names: dict[str, str] = {}
         self._functions: list[str] = []
+        self._classes: list[ast.ClassDef] = []
 
     def _report(self, rule: str, node: ast.AST, text: str) -> None:
         place = f"{self.file}, line {getattr(node, 'lineno', 0)}"
@@ -110,13 +117,17 @@ class _Visitor(ast.NodeVisitor):
             node = node.value
         if not isinstance(node, ast.Name):
             return ""
-        return ".".join([self._names.get(node.id, node.id), *reversed(parts)])
+        name = ".".join([self._names.get(node.id, node.id), *reversed(parts)])
+        return self._sources.resolve(name)
 
-    def _is_module(self, node: ast.AST) -> bool:
+    def _is_foreign(self, node: ast.AST) -> bool:
+        """Whether `a` of `a.b.c` was imported, and not from a file of the candidate."""
         root = node
         while isinstance(root, ast.Attribute):
             root = root.value
-        return isinstance(root, ast.Name) and root.id in self._names
+        if not (isinstance(root, ast.Name) and root.id in self._names):
+            return False
+        return self._dotted(node).partition(".")[0] not in self._sources.modules
 
     # --- rules ----------------------------------------------------------------------------------
 
@@ -125,11 +136,11 @@ class _Visitor(ast.NodeVisitor):
         known = _CALLS.get(name) or next(
             (v for prefix, v in _PREFIXES.items() if name.startswith(prefix)), None
         )
-        if known:
+        if known and not idioms.honest(name, node, self._tree):
             self._report(known[0], node, f"{name} {known[1]}")
         elif name in ("exec", "eval", "__import__") and not _constant(node.args):
             self._report("C14", node, f"{name} of text that is made at run time")
-        elif name in ("setattr", "delattr") and node.args and self._is_module(node.args[0]):
+        elif name in ("setattr", "delattr") and node.args and self._is_foreign(node.args[0]):
             self._report("A5", node, f"patches {self._dotted(node.args[0])}")
         elif name in ("subprocess.run", "subprocess.check_call", "subprocess.Popen"):
             words = {c.value for c in ast.walk(node) if isinstance(c, ast.Constant)}
@@ -152,7 +163,13 @@ class _Visitor(ast.NodeVisitor):
             return
         inner = target.value
         is_super = isinstance(inner, ast.Call) and self._dotted(inner.func) == "super"
-        if (is_super and "forward" in self._functions) or name.endswith("Model.forward"):
+        if is_super and "forward" in self._functions:
+            bases = [self._dotted(b) for kind in self._classes[-1:] for b in kind.bases]
+            if not set(bases) - {"", "torch.nn.Module"}:  # no forward to be seen there
+                bases = ["Model"]
+        else:
+            bases = [name.removesuffix(".forward")]
+        if any(self._sources.is_reference(base, self.file) for base in bases):
             self._report("E4", node, "forward calls the reference's own forward")
 
     def visit_Attribute(self, node: ast.Attribute) -> None:
@@ -166,10 +183,9 @@ class _Visitor(ast.NodeVisitor):
     def visit_Assign(self, node: ast.Assign) -> None:
         for target in node.targets:
             self._assigned(target)
-        if any(isinstance(t, ast.Name) and t.id == "ModelNew" for t in node.targets):
-            name = self._dotted(node.value)
-            if name == "Model" or name.endswith(".Model"):
-                self._report("E4", node, "ModelNew is the reference under another name")
+        named = any(isinstance(t, ast.Name) and t.id == "ModelNew" for t in node.targets)
+        if named and self._sources.is_reference(self._dotted(node.value), self.file):
+            self._report("E4", node, "ModelNew is the reference under another name")
         self.generic_visit(node)
 
     def visit_AugAssign(self, node: ast.AugAssign) -> None:
@@ -194,7 +210,7 @@ class _Visitor(ast.NodeVisitor):
             self._report("A3", target, "changes the class of an object")
         elif name in ("sys.stdout", "sys.stderr", "builtins.print"):
             self._report("C16", target, f"replaces {name}")
-        elif self._is_module(target) and not name.startswith(_OPEN_SETTINGS):
+        elif self._is_foreign(target) and not name.startswith(_OPEN_SETTINGS):
             self._report("A5", target, f"patches {name}")
 
     def visit_ClassDef(self, node: ast.ClassDef) -> None:
@@ -204,9 +220,19 @@ class _Visitor(ast.NodeVisitor):
         methods = {n.name for n in node.body if isinstance(n, ast.FunctionDef)}
         if methods & _TORCH_HOOKS:
             self._report("A3", node, f"{node.name} intercepts torch's functions")
-        reference = any(base == "Model" or base.endswith(".Model") for base in bases)
-        if node.name == "ModelNew" and reference and not _defines_forward(node):
+        reference = any(self._sources.is_reference(base, self.file) for base in bases)
+        if node.name == "ModelNew" and reference and not sources.defines_forward(node):
             self._report("E4", node, "ModelNew inherits the reference's forward unchanged")
+        self._classes.append(node)
+        self.generic_visit(node)
+        self._classes.pop()
+
+    def visit_If(self, node: ast.If) -> None:
+        """What stands below `if __name__ == "__main__"` never runs here."""
+        if idioms.is_main_block(node, self._tree):
+            for other in node.orelse:
+                self.visit(other)
+            return
         self.generic_visit(node)
 
     def visit_FunctionDef(self, node: ast.FunctionDef) -> None:
@@ -233,20 +259,9 @@ class _Visitor(ast.NodeVisitor):
         return name.startswith("torch.") and not _HARMLESS.match(name)
 
     def visit_Constant(self, node: ast.Constant) -> None:
-        if isinstance(node.value, str) and re.match(r"/proc/(self|\d+|\{)", node.value):
+        if isinstance(node.value, str) and _OTHERS_PROC.match(node.value):
             self._report("C6", node, f"reads {node.value[:40]}")
 
 
 def _constant(args: list[ast.expr]) -> bool:
     return bool(args) and isinstance(args[0], ast.Constant)
-
-
-def _defines_forward(node: ast.ClassDef) -> bool:
-    for item in node.body:
-        if isinstance(item, ast.FunctionDef) and item.name in ("forward", "__call__"):
-            return True
-        if isinstance(item, ast.Assign) and any(
-            isinstance(t, ast.Name) and t.id == "forward" for t in item.targets
-        ):
-            return True
-    return False
