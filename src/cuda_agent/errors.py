@@ -15,6 +15,11 @@ CudaAgentError
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from cuda_agent.records import Diagnostic
+
 
 class CudaAgentError(Exception):
     """Base of every error that this package raises on purpose."""
@@ -51,12 +56,15 @@ class CaptureError(CudaAgentError):
 class CompileFailure(CudaAgentError):
     """The candidate's sources do not compile.
 
-    `log` is the compiler's output, trimmed to the first cause.
+    `log` is the compiler's output, `diagnostic` its first cause where one was found in it.
     """
 
-    def __init__(self, message: str, log: str = "") -> None:
+    def __init__(
+        self, message: str, log: str = "", diagnostic: Diagnostic | None = None
+    ) -> None:
         super().__init__(message)
         self.log = log
+        self.diagnostic = diagnostic
 
 
 class ContestantFailure(CudaAgentError):

@@ -189,6 +189,20 @@ class ErrorReport(Record):
 
 
 @dataclass(frozen=True)
+class Diagnostic(Record):
+    """The first error of a compiler. `file` is the candidate's, `line` and `column` count from 1;
+    all three may be unknown. `source` is the line, and `caret` marks the place under it."""
+
+    message: str
+    file: str = ""
+    line: int | None = None
+    column: int | None = None
+    source: str = ""
+    caret: str = ""
+    note: str = ""
+
+
+@dataclass(frozen=True)
 class Activity(Record):
     """One forward as the device's tracer saw it: milliseconds in which anything ran, launches of
     kernels and copies, streams that were used, and launches by name."""
@@ -220,6 +234,7 @@ class Verdict(Record):
     floor_ms: float | None = None
     energy_mj: float | None = None
     activity: Activity | None = None
+    diagnostic: Diagnostic | None = None
     external_ops: tuple[str, ...] = ()
     feedback: str = ""
     seconds: dict[str, float] = field(default_factory=dict)

@@ -9,8 +9,8 @@ from pathlib import Path
 import evaluation_cases as cases
 import pytest
 
-from cuda_agent.errors import CandidateError, CompileFailure, SettingsError
-from cuda_agent.evaluation import Settings, compile, detect_form, failures, load_candidate
+from cuda_agent.errors import CandidateError, SettingsError
+from cuda_agent.evaluation import Settings, detect_form, failures, load_candidate
 from cuda_agent.evaluation.forms import check_names, entry_of
 
 PROBLEM = cases.problem()
@@ -92,32 +92,6 @@ def test_a_file_of_another_kind_is_refused(tmp_path: Path) -> None:
 def test_paths_that_leave_the_folder_are_refused(name: str) -> None:
     with pytest.raises(CandidateError, match="not a path inside"):
         check_names({name: ""})
-
-
-# --- compile errors -----------------------------------------------------------------------------
-
-GCC = """In file included from a.h:3:
-fused.cpp: In function 'void fused()':
-fused.cpp:2:13: error: 'y' was not declared in this scope
-    2 |     x = y + 1;
-fused.cpp:9:1: error: expected '}'
-"""
-NVRTC = "fused.cu(3): error: identifier \"blokIdx\" is undefined\n\n1 error detected\n"
-LINKER = "/usr/bin/ld: out.o: in function `f':\nx.cpp:(.text+0x5): undefined reference to `g'\n"
-
-
-@pytest.mark.parametrize(
-    ("log", "says"),
-    [
-        (GCC, "fused.cpp:2: error: 'y' was not declared in this scope\n    x = y + 1;"),
-        (NVRTC, "fused.cu:3: error: identifier \"blokIdx\" is undefined\n    int i = blokIdx.x;"),
-        (LINKER, "undefined reference to `g'"),
-        ("something else entirely", "the message"),
-    ],
-)
-def test_the_first_cause_with_its_source_line(log: str, says: str) -> None:
-    sources = {"fused.cpp": "int x;\nx = y + 1;\n", "fused.cu": "\n\nint i = blokIdx.x;\n"}
-    assert compile.first_cause(CompileFailure("the message", log), sources) == says
 
 
 # --- failures -----------------------------------------------------------------------------------

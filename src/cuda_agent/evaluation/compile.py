@@ -2,24 +2,15 @@
 
 from __future__ import annotations
 
-import re
 import shutil
-from collections.abc import Mapping
 from pathlib import Path
 
 from cuda_agent import runtime_gemm
 from cuda_agent.errors import CompileFailure
-from cuda_agent.evaluation import builder, forms
+from cuda_agent.evaluation import builder, diagnostics, forms
 from cuda_agent.evaluation.process import Pool
 from cuda_agent.records import Candidate, Problem
 from cuda_agent.targets.base import Build, Target
-
-# gcc: "a.cpp:3:5: error: ..."; NVRTC and nvcc: "a.cu(3): error: ...".
-_PLACE = re.compile(
-    r"(?:^|[\s/])(?P<file>[\w.+-]+\.(?:cu|cuh|cpp|cc|hpp|h|inl))(?::(?P<a>\d+)(?::\d+)?:|\((?P<b>\d+)\):)"
-    r"\s*(?:catastrophic |fatal )?error:?\s*(?P<text>.*)"
-)
-_LINKER = re.compile(r"undefined reference to .*|multiple definition of .*|cannot find -l\S+")
 
 
 def compile_candidate(
@@ -42,33 +33,19 @@ def compile_candidate(
             return target.compile(sources, cache)
         return builder.compile_foreign(sources, target, cache, pool, seconds)
     except CompileFailure as failure:
-        raise CompileFailure(first_cause(failure, sources), failure.log) from None
+        found = diagnostics.first_cause(failure.log or str(failure), sources)
+        said = diagnostics.render(found) if found else diagnostics.shorten(str(failure))
+        raise CompileFailure(said, failure.log, found) from None
 
 
 def _check_syntax(name: str, text: str) -> None:
     try:
         forms.parse_python(name, text)
     except SyntaxError as error:
-        line = (error.text or "").strip()
-        raise CompileFailure(
-            f"{name}, line {error.lineno}: {error.msg}" + (f"\n    {line}" if line else "")
-        ) from None
+        found = diagnostics.of_syntax(name, error)
+        raise CompileFailure(diagnostics.render(found), diagnostic=found) from None
     except (ValueError, RecursionError) as error:
         raise CompileFailure(f"{name} is not Python text: {error}") from None
-
-
-def first_cause(failure: CompileFailure, sources: Mapping[str, str]) -> str:
-    """`file:line: error` and the source line it points to; later errors follow from it."""
-    log = failure.log or str(failure)
-    for line in log.splitlines():
-        if place := _PLACE.search(line):
-            number = int(place["a"] or place["b"])
-            lines = sources.get(place["file"], "").splitlines()
-            quoted = f"\n    {lines[number - 1].strip()}" if 0 < number <= len(lines) else ""
-            return f"{place['file']}:{number}: error: {place['text'].strip()}{quoted}"
-        if hit := _LINKER.search(line):
-            return hit[0]
-    return str(failure)
 
 
 def stage(

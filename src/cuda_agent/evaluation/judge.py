@@ -25,7 +25,7 @@ from cuda_agent.errors import (
     CudaAgentError,
     ProblemError,
 )
-from cuda_agent.evaluation import forms, guard, profile, sandbox, stats, trial
+from cuda_agent.evaluation import diagnostics, forms, guard, profile, sandbox, stats, trial
 from cuda_agent.evaluation.baselines import Baselines, BaselineStore
 from cuda_agent.evaluation.handover import Handover, State
 from cuda_agent.evaluation.lock import device_lock
@@ -190,7 +190,10 @@ class Judge:
             try:
                 return self._judged(candidate, start)
             except (CompileFailure, CandidateError) as error:
-                return self._verdict(candidate, "compile_error", start, feedback=str(error))
+                return self._verdict(
+                    candidate, "compile_error", start, feedback=str(error),
+                    diagnostic=getattr(error, "diagnostic", None),
+                )
             except ContestantFailure as error:
                 return self._failed(candidate, error, start)
             except ProblemError:
@@ -220,7 +223,13 @@ class Judge:
         findings: tuple[Finding, ...] = ()
         if rule := re.match(r"([A-F]\d+): ", text):
             findings = (Finding(rule[1], text[rule.end():]),)
-        return self._verdict(candidate, error.status, start, findings=findings, feedback=text)
+        found = None
+        if error.status == "compile_error":  # of an extension that the candidate builds itself
+            found = diagnostics.first_cause(text, candidate.files)
+        said = diagnostics.render(found) if found else diagnostics.shorten(text)
+        return self._verdict(
+            candidate, error.status, start, findings=findings, feedback=said, diagnostic=found
+        )
 
     def _verdict(
         self, candidate: Candidate, status: str, start: float, **fields: object
