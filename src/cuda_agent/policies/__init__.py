@@ -20,12 +20,13 @@ from cuda_agent.policies.rules import RulesPolicy
 from cuda_agent.policies.scripted import ScriptedPolicy
 from cuda_agent.policies.search import SearchPolicy
 from cuda_agent.policies.space import Plan, PlanSpace, plan_key
+from cuda_agent.policies.task import Task
 from cuda_agent.policies.uniform import RandomPolicy
 
 __all__ = [
     "POLICIES", "SUBMIT", "Conversation", "Plan", "PlanSpace", "Policy", "RandomPolicy",
-    "RulesPolicy", "ScriptedPolicy", "SearchPolicy", "Step", "ToolCall", "apply_plan", "cost",
-    "get", "plan_key",
+    "RulesPolicy", "ScriptedPolicy", "SearchPolicy", "Step", "Task", "ToolCall", "apply_plan",
+    "cost", "get", "plan_key",
 ]
 
 POLICIES: dict[str, Callable[[int], Policy]] = {

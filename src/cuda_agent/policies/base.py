@@ -6,11 +6,13 @@ killed continues from its stored episode exactly as if nothing had happened.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from cuda_agent.policies.space import Plan, PlanSpace
+from cuda_agent.policies.task import Task
 from cuda_agent.records import Verdict
 
 
@@ -62,16 +64,18 @@ class Step:
 
 @dataclass(frozen=True)
 class Conversation:
-    """The task, and what was tried so far. `budget` counts evaluations, `default` is the plan that
-    the skills' own defaults make."""
+    """What was asked, and what was tried so far. `budget` counts evaluations, `default` is the plan
+    that the skills' own defaults make. `task` describes the problem to policies that read; others
+    ignore it, and it may be None where nobody reads."""
 
     space: PlanSpace
     default: Plan
     budget: int
     steps: tuple[Step, ...] = ()
+    task: Task | None = None
 
     def __add__(self, step: Step) -> Conversation:
-        return Conversation(self.space, self.default, self.budget, (*self.steps, step))
+        return dataclasses.replace(self, steps=(*self.steps, step))
 
     def best(self) -> Step | None:
         done = [step for step in self.steps if step.cost is not None]

@@ -39,6 +39,32 @@ class PlanSpace:
             },
         )
 
+    def to_json(self) -> dict[str, Any]:
+        """What `from_json` reads."""
+        return {
+            "graph": {name: list(options) for name, options in self.graph.items()},
+            "regions": {
+                region: {
+                    skill: {name: list(options) for name, options in knobs.items()}
+                    for skill, knobs in skills.items()
+                }
+                for region, skills in self.regions.items()
+            },
+        }
+
+    def difference(self, plan: Plan) -> Plan:
+        """The shortest plan that `complete` turns into the same: only what is not the default."""
+        full, default = self.complete(plan), self.default()
+        graph = {n: v for n, v in full["graph"].items() if v != default["graph"][n]}
+        regions: dict[str, Any] = {}
+        for region, choice in full["regions"].items():
+            if choice == default["regions"][region]:
+                continue
+            usual = self.region_default(region, choice["skill"])["knobs"]
+            knobs = {n: v for n, v in choice["knobs"].items() if v != usual[n]}
+            regions[region] = {"skill": choice["skill"], **({"knobs": knobs} if knobs else {})}
+        return {**({"graph": graph} if graph else {}), "regions": regions}
+
     def __len__(self) -> int:
         count = 1
         for options in self.graph.values():
