@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import gallery_native
 import gallery_python
 import pytest
 from gallery import PROBLEMS, HonestKernel
@@ -16,9 +17,9 @@ from cuda_agent import targets
 from cuda_agent.evaluation import Judge, Pool, Settings, guard
 from cuda_agent.problems import materialize
 
-FAMILIES = {"python": gallery_python.KERNELS}
+FAMILIES = {"native": gallery_native.KERNELS, "python": gallery_python.KERNELS}
 KERNELS = [kernel for family in FAMILIES.values() for kernel in family]
-LEAST = 12
+LEAST = 30
 NO_GPU = targets.get("cuda").unavailable()
 
 

@@ -77,12 +77,20 @@ def _decoy(kernels: Mapping[str, str], foreign: Mapping[str, str]) -> list[Findi
     """Kernels that no line of Python names are never launched."""
     exported = native.exported(kernels)
     text = "\n".join(foreign.values())
-    if "getattr(" in text:  # names may be put together
+    if re.search(r"getattr\(|getattr__\(|attrgetter\(|methodcaller\(", text):  # put together
         return []
-    if exported and not any(re.search(rf"\b{re.escape(name)}\b", text) for name in exported):
+    if exported and not any(_named(name, text) for name in exported):
         names = ", ".join(sorted(exported)[:4])
         return [Finding("E2", f"no Python file calls any of the candidate's kernels ({names})")]
     return []
+
+
+def _named(name: str, text: str) -> bool:
+    """In full, or begun in a text that goes on with something else: `kernels[f"fused_{kind}"]`."""
+    if re.search(rf"\b{re.escape(name)}\b", text):
+        return True
+    begun = re.findall(r"\[\s*f?[\"'](\w{3,})[{\"'%]", text)
+    return any(name.startswith(start) for start in begun)
 
 
 def operators(ops: Sequence[str], track: Track) -> list[Finding]:
