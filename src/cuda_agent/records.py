@@ -214,6 +214,44 @@ class Activity(Record):
 
 
 @dataclass(frozen=True)
+class KernelUse(Record):
+    """What one kernel takes: registers and spilled bytes of a thread, static shared memory of a
+    block. `occupancy` is the theoretical share of resident threads with blocks of `block` threads
+    and no dynamic shared memory; `bounded`: `block` is the source's launch bound, else assumed.
+    `limited_by`: "threads", "blocks", "registers" or "shared memory"."""
+
+    name: str
+    registers: int
+    shared_bytes: int
+    stack_bytes: int
+    spill_bytes: int
+    block: int
+    bounded: bool
+    occupancy: float
+    limited_by: str
+
+
+@dataclass(frozen=True)
+class Roofline(Record):
+    """The problem's work over the measured time, and this device's measured peaks.
+
+    `bytes`: inputs, parameters and outputs once; `flops`: of products, convolutions and attention.
+    `floor_ms` is the least time by what `bound` names, `share` = floor / time. None where nothing
+    was measured or counted.
+    """
+
+    bytes: int
+    flops: int | None
+    bytes_per_s: float
+    flops_per_s: float | None
+    peak_bytes_per_s: float | None
+    peak_flops_per_s: float | None
+    bound: Literal["memory", "compute", "launch", "unknown"]
+    floor_ms: float | None
+    share: float | None
+
+
+@dataclass(frozen=True)
 class Verdict(Record):
     """What the judge says of one candidate. A timing exists only when `status` is `ok`."""
 
@@ -235,6 +273,8 @@ class Verdict(Record):
     energy_mj: float | None = None
     activity: Activity | None = None
     diagnostic: Diagnostic | None = None
+    kernels: tuple[KernelUse, ...] = ()
+    roofline: Roofline | None = None
     external_ops: tuple[str, ...] = ()
     feedback: str = ""
     seconds: dict[str, float] = field(default_factory=dict)

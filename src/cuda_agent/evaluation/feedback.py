@@ -4,7 +4,12 @@ same for the same numbers. Policies read it as it stands, so no line holds a pat
 
 from __future__ import annotations
 
-from cuda_agent.records import ErrorReport
+from collections.abc import Sequence
+
+from cuda_agent.evaluation import roofline
+from cuda_agent.records import ErrorReport, KernelUse, Roofline
+
+_KERNELS = 8  # that are named
 
 
 def of_wrong(said: str, report: ErrorReport | None) -> str:
@@ -24,6 +29,28 @@ def of_wrong(said: str, report: ErrorReport | None) -> str:
     if report.bound is not None and report.relative < 1.0:
         lines.append(f"relative error {report.relative:.2g}, allowed {report.bound:.2g}")
     return "\n".join(lines)
+
+
+def complete(said: str, kernels: Sequence[KernelUse], measured: Roofline | None) -> str:
+    """`said`, the roofline's line where the candidate was timed, and a line for each kernel, those
+    that spill or fill the device least first."""
+    ordered = sorted(kernels, key=lambda k: (-k.spill_bytes, k.occupancy, k.name))
+    lines = [said] if said else []
+    lines += [roofline.describe(measured)] if measured is not None else []
+    lines += map(of_kernel, ordered[:_KERNELS])
+    if len(ordered) > _KERNELS:
+        lines.append(f"and {len(ordered) - _KERNELS} other kernels")
+    return "\n".join(lines)
+
+
+def of_kernel(used: KernelUse) -> str:
+    spills = f"{used.spill_bytes} bytes spilled" if used.spill_bytes else "no spills"
+    block = f"{used.block} threads a block" + ("" if used.bounded else " (assumed)")
+    limit = "" if used.occupancy == 1 else f", limited by {used.limited_by}"
+    return (
+        f"kernel {used.name}: {used.registers} registers, {used.shared_bytes} bytes shared, "
+        f"{spills}; occupancy {used.occupancy:.0%} at {block}{limit}"
+    )
 
 
 def _value(value: float | str) -> str:

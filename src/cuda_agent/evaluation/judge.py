@@ -25,7 +25,17 @@ from cuda_agent.errors import (
     CudaAgentError,
     ProblemError,
 )
-from cuda_agent.evaluation import diagnostics, forms, guard, profile, sandbox, stats, trial
+from cuda_agent.evaluation import (
+    diagnostics,
+    forms,
+    guard,
+    layout,
+    profile,
+    roofline,
+    sandbox,
+    stats,
+    trial,
+)
 from cuda_agent.evaluation.baselines import Baselines, BaselineStore
 from cuda_agent.evaluation.handover import Handover, State
 from cuda_agent.evaluation.lock import device_lock
@@ -37,6 +47,7 @@ from cuda_agent.problems import Instance, probe
 from cuda_agent.records import BASELINES, Candidate, Finding, Interval, Problem, Timing, Verdict
 
 _ATTEMPTS = 2
+_UNKNOWN = -1  # operations not counted yet
 _HELD_BYTES = 12 << 30  # of input sets at a time, so that judges side by side fit a device
 
 
@@ -75,6 +86,7 @@ class Judge:
         self._store = BaselineStore(folder, instance, self.settings, self.target)
         self._probed: list[Finding] | None = None
         self._sets: list[CheckedSet] = []
+        self._operations: int | None = _UNKNOWN
         self._measured: tuple[dict[str, Timing], dict[str, Interval], dict[str, str]] | None = None
         self._environment = self.target.environment()
         self.warm: trial.Warm | None = None
@@ -123,6 +135,13 @@ class Judge:
             if (len(made) + 1) * each <= budget and (drawn := self.reference.draw(style)):
                 made.append(drawn)
         return made
+
+    def operations(self, made: CheckedSet) -> int | None:
+        """Floating-point operations of the reference, see roofline.operations. Counted once."""
+        if self._operations == _UNKNOWN:
+            inputs = layout.rebuild(made.tree, made.tensors)
+            self._operations = roofline.operations(self.instance, inputs)
+        return self._operations
 
     # --- baselines ------------------------------------------------------------------------------
 

@@ -22,6 +22,8 @@ from cuda_agent.evaluation import (
     guard,
     layout,
     profile,
+    resources,
+    roofline,
     stats,
     verify,
     weights,
@@ -40,6 +42,8 @@ from cuda_agent.records import (
     ErrorReport,
     Finding,
     Interval,
+    KernelUse,
+    Roofline,
     Timing,
 )
 from cuda_agent.targets.base import Build
@@ -73,6 +77,8 @@ class Outcome:
     floor_ms: float | None = None
     energy_mj: float | None = None
     activity: Activity | None = None
+    kernels: tuple[KernelUse, ...] = ()
+    roofline: Roofline | None = None
     external_ops: list[str] = field(default_factory=list)
     feedback: str = ""
     seconds: dict[str, float] = field(default_factory=dict)
@@ -82,12 +88,12 @@ class Outcome:
         given: dict[str, Any] = {
             "findings": tuple(self.findings), "error": self.error, "floor_ms": self.floor_ms,
             "external_ops": tuple(self.external_ops), "feedback": self.feedback,
-            "seconds": self.seconds, "activity": self.activity,
+            "seconds": self.seconds, "activity": self.activity, "kernels": self.kernels,
         }
         if self.status == "ok":
             given |= {
                 "speedup": self.speedup, "timing": self.timing, "baselines": self.baselines,
-                "energy_mj": self.energy_mj,
+                "energy_mj": self.energy_mj, "roofline": self.roofline,
             }
         return given
 
@@ -107,6 +113,9 @@ class Trial:
         try:
             with self._phase("compile"):
                 build, staged = self._compile()
+            self.outcome.kernels = resources.of_kernels(
+                build, self.judge.facts, self.candidate.files
+            )
             # Nobody else's time may be taken while anything of this trial uses the device.
             with self._device():
                 self.checked = self.judge.sets() if self.reusing else self.judge.draw_sets()
@@ -119,7 +128,9 @@ class Trial:
                 else:
                     entrant.client.kill()
                     entrant.forget()
-            self.outcome.feedback += _resources(build)
+            self.outcome.feedback = feedback.complete(
+                self.outcome.feedback, self.outcome.kernels, self.outcome.fields().get("roofline")
+            )
             return self.outcome
         finally:
             shutil.rmtree(self._folder, ignore_errors=True)
@@ -348,6 +359,11 @@ class Trial:
         outcome.floor_ms = plausibility.floor_ms(
             judge.instance.input_bytes, outputs, judge.facts, trusted
         )
+        moved = judge.instance.input_bytes + judge.instance.parameter_bytes + outputs
+        outcome.roofline = roofline.position(
+            outcome.timing.median_ms, moved, judge.operations(self.checked[0]), judge.facts,
+            judge.instance.dtype, judge.settings.precision,
+        )
         found = accusations + plausibility.check(outcome.timing.median_ms, outcome.floor_ms)
         if found:
             outcome.status = "cheating"
@@ -358,12 +374,3 @@ class Trial:
 def _random_ones(sets: Sequence[CheckedSet]) -> list[CheckedSet]:
     """The sets that calls are timed on."""
     return [made for made in sets if made.style == "random"]
-
-
-def _resources(build: Build) -> str:
-    """Registers, shared memory and spills of each kernel, one line each."""
-    lines = [
-        f"{kernel}: " + ", ".join(f"{value} {key}" for key, value in used.items())
-        for kernel, used in build.resources.items()
-    ]
-    return "".join(f"\n{line}" for line in lines)

@@ -30,6 +30,7 @@ class DeviceFacts:
     shared_bytes_per_unit: int = 0
     registers_per_unit: int = 0
     threads_per_unit: int = 0
+    blocks_per_unit: int = 0
     copy_bytes_per_s: float | None = None
     read_bytes_per_s: float | None = None
     matrix_flops_per_s: dict[str, float] = field(default_factory=dict)

@@ -23,6 +23,7 @@ H200 = DeviceFacts(
     shared_bytes_per_unit=228 << 10,
     registers_per_unit=65536,
     threads_per_unit=2048,
+    blocks_per_unit=32,
 )
 
 
@@ -55,5 +56,6 @@ def read_facts(index: int) -> DeviceFacts:
             shared_bytes_per_unit=_attribute(index, 81),  # MAX_SHARED_MEMORY_PER_MULTIPROCESSOR
             registers_per_unit=_attribute(index, 82),  # MAX_REGISTERS_PER_MULTIPROCESSOR
             threads_per_unit=_attribute(index, 39),  # MAX_THREADS_PER_MULTIPROCESSOR
+            blocks_per_unit=_attribute(index, 106),  # MAX_BLOCKS_PER_MULTIPROCESSOR
         )
     )
