@@ -1,0 +1,1 @@
+"""The four training stages; one file each, meeting through checkpoints and episode files."""
