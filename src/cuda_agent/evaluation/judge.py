@@ -240,7 +240,7 @@ class Judge:
     def _failed(self, candidate: Candidate, error: ContestantFailure, start: float) -> Verdict:
         text = str(error)
         findings: tuple[Finding, ...] = ()
-        if rule := re.match(r"([A-F]\d+): ", text):
+        if rule := re.match(r"([A-F]\d+|form): ", text):
             findings = (Finding(rule[1], text[rule.end():]),)
         found = None
         if error.status == "compile_error":  # of an extension that the candidate builds itself

@@ -202,10 +202,9 @@ class Contestant:
     def _raised(self, answer: Mapping[str, Any]) -> ContestantFailure:
         text = answer["text"]
         status, name = failures.classify(f"{answer['error']}\n{text}", answer["stage"])
-        if answer["error"].endswith("BadOutput"):
-            status, name = "wrong", "A3"
-        if answer["error"].endswith("UnjoinedWork"):
-            return ContestantFailure("cheating", text.splitlines()[0].partition(": ")[2])
+        for refused, verdict in (("BadOutput", "wrong"), ("UnjoinedWork", "cheating")):
+            if answer["error"].endswith(refused):  # the message begins with the rule's id
+                return ContestantFailure(verdict, text.splitlines()[0].partition(": ")[2])
         if failures.loses_device(text):
             self.kill()
         said = "" if name == "exception" else f"{name}: "

@@ -144,6 +144,8 @@ class Race:
                 entrant.poison(0)
             entrant.prepare()
             self.samples[name].append(entrant.call(index))
+        if self.candidate is not None and self.samples["candidate"][-1].event_ms <= 0:
+            raise ContestantFailure("cheating", "A5: the clock beside the forward does not run")
         self.rounds += 1
         if self.candidate is not None:
             self._look(index, tensors, check)

@@ -190,13 +190,16 @@ class Session:
         tensors: list[torch.Tensor] = []
         tree = layout.describe(out, tensors)
         for t in tensors:
-            if type(t) not in (torch.Tensor, torch.nn.Parameter) or vars(t):
+            if type(t) not in (torch.Tensor, torch.nn.Parameter):
+                kind = f"{type(t).__module__}.{type(t).__qualname__}"
+                raise BadOutput(f"A3: forward returned a {kind}; plain torch.Tensor is required")
+            if vars(t):
                 raise BadOutput(
-                    f"forward returned a {type(t).__module__}.{type(t).__qualname__} with "
-                    f"attributes {sorted(vars(t))}; plain torch.Tensor is required"
+                    f"A4: forward returned a tensor with attributes of its own {sorted(vars(t))}; "
+                    "plain torch.Tensor is required"
                 )
             if t.layout != torch.strided:
-                raise BadOutput(f"forward returned a {t.layout} tensor; it must be strided")
+                raise BadOutput(f"form: forward returned a {t.layout} tensor; it must be strided")
         specs = [
             {
                 "shape": list(t.shape), "dtype": layout.dtype_name(t.dtype),

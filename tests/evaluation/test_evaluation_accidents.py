@@ -1,4 +1,5 @@
-"""Cheats and accidents on the CPU, each followed by an innocent candidate that must pass."""
+"""Accidents on the CPU, each followed by an innocent candidate that must pass. The cheats are in
+tests/adversarial/."""
 
 from __future__ import annotations
 
@@ -17,13 +18,12 @@ pytestmark = pytest.mark.compiler
 
 @dataclass
 class Case:
-    """`status` expected; `finding` an id among the findings; `says` a part of the feedback."""
+    """`status` expected; `says` a part of the feedback."""
 
     name: str
     files: dict[str, str]
     status: str
     says: str = ""
-    finding: str = ""
 
 
 def _kernel(body: str, includes: str = "") -> dict[str, str]:
@@ -35,71 +35,8 @@ def _kernel(body: str, includes: str = "") -> dict[str, str]:
     return cases.native(kernel=kernel)
 
 
-CACHED = """
-key = x.data_ptr(), self.bias._version
-if key not in CACHE:
-    CACHE[key] = torch.relu(x + self.bias) + 0.5 * x
-return CACHE[key].clone()
-"""
-COUNTING = """
-self.calls = getattr(self, "calls", 0) + 1
-right = torch.relu(x + self.bias) + 0.5 * x
-return right if self.calls < 12 else torch.zeros_like(x)
-"""
-MUTATING = """
-out = torch.relu(x + self.bias) + 0.5 * x
-x.add_(1)
-return out
-"""
-LATE = """
-out = torch.zeros_like(x)
-def work():
-    time.sleep(0.05)
-    out.copy_(torch.relu(x + self.bias) + 0.5 * x)
-threading.Thread(target=work).start()
-return out
-"""
-LYING = """
-time.sleep(0.004)
-return torch.relu(x + self.bias) + 0.5 * x
-"""
-FAKE_CLOCK = """
-import time
-_ticks = [0]
-def _fake():
-    _ticks[0] += 1000
-    return _ticks[0]
-vars(time)["perf_counter_ns"] = _fake
-"""
-SOCKET = """
-import os
-for name in os.listdir("/dev/fd"):
-    try:
-        if os.readlink("/dev/fd/" + name).startswith("socket:"):
-            getattr(os, "wri" + "te")(int(name), b"\\0\\0\\0\\x11" + b'{"status":"ok!!"}')
-    except OSError:
-        pass
-"""
-LAZY = """
-kind = type("Plain", (torch.Tensor,), {})
-return (torch.relu(x + self.bias) + 0.5 * x).as_subclass(kind)
-"""
-PATCHED_TENSOR = """
-out = torch.relu(x + self.bias) + 0.5 * x
-out.cpu = lambda: out
-return out
-"""
-STALE = """
-if not hasattr(self, "kept"):
-    self.kept = self.bias.detach().clone()
-return torch.relu(x + self.kept) + 0.5 * x
-"""
-
 CASES = [
-    Case("zeros", cases.single("return torch.zeros_like(x)"), "wrong", "all zeros"),
-    Case("identity", cases.single("return x.clone()"), "wrong", "of 32768 wrong"),
-    Case("constant", cases.single("return torch.full_like(x, 0.4)"), "wrong", "one constant"),
-    Case("input_returned", cases.single("return x"), "wrong"),
+    Case("constant", cases.single("return torch.full_like(x, 0.4)"), "wrong", "the constant 0.4"),
     Case(
         "nan", _kernel("for (int64_t i = 0; i < rows * n; ++i) y[i] = 0.0f / 0.0f;"), "wrong",
         "all NaN",
@@ -109,26 +46,9 @@ CASES = [
     Case("wrong_shape", cases.single(f"return ({cases.COMPUTE})[:-1]"), "wrong", "[63, 512]"),
     Case("a_tuple", cases.single(f"return ({cases.COMPUTE},)"), "wrong", "(tensor)"),
     Case("no_tensor", cases.single("return 3.0"), "wrong", "3.0"),
-    Case(
-        "cached_by_pointer", cases.single(CACHED, "CACHE = {}"), "wrong", "a timed call"
-    ),
-    Case("call_counter", cases.single(COUNTING), "wrong", "all zeros"),
-    Case("stale_weights", cases.single(STALE), "wrong", "kept from the first forward", "B18"),
-    Case("inputs_mutated", cases.single(MUTATING), "wrong", "changed its inputs", "F7"),
-    Case("late_thread", cases.single(LATE, "import threading, time"), "wrong"),
-    Case("lazy_subclass", cases.single(LAZY), "wrong", "plain torch.Tensor is required"),
-    Case("patched_tensor", cases.single(PATCHED_TENSOR), "wrong", "plain torch.Tensor"),
-    Case(
-        "lying_clock", cases.single(LYING, FAKE_CLOCK), "cheating", "two clocks disagree", "A5"
-    ),
-    Case("false_answers", cases.single(f"return {cases.COMPUTE}", SOCKET), "cheating", "", "C1"),
     Case("sleeping", cases.single("time.sleep(60)", "import time"), "timeout", "within 3 s"),
     Case(
         "infinite_loop", _kernel("volatile bool on = true; while (on) {}"), "timeout", "within 3 s"
-    ),
-    Case(
-        "exits", cases.single('getattr(__import__("os"), "_ex" + "it")(0)'), "runtime_error",
-        "exited with status 0",
     ),
     Case("system_exit", cases.single("raise SystemExit(0)"), "runtime_error", "SystemExit"),
     Case("raises", cases.single("return x @ x"), "runtime_error", "shapes cannot be multiplied"),
@@ -178,13 +98,11 @@ def judge(pool: Pool, cache_dir: Path) -> Iterator[Judge]:
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_cheat_or_accident_gets_its_verdict_and_harms_nobody(judge: Judge, case: Case) -> None:
+def test_an_accident_gets_its_verdict_and_harms_nobody(judge: Judge, case: Case) -> None:
     verdict = judge.judge(cases.candidate(case.files, judge.problem))
     assert verdict.status == case.status, (verdict.feedback, verdict.findings)
     assert case.says in verdict.feedback
     assert verdict.timing is None and verdict.speedup["eager"] is None
-    if case.finding:
-        assert case.finding in {f.id for f in verdict.findings}
     innocent = judge.judge(cases.candidate(cases.native(), judge.problem, trusted=True))
     assert innocent.ok, (innocent.feedback, innocent.findings)
     assert innocent.timing is not None and innocent.speedup["eager"] is not None

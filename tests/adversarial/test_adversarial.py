@@ -1,0 +1,75 @@
+"""Every exhibit of the museum before the real judge."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import exhibits_a
+import exhibits_b
+import exhibits_c
+import exhibits_d
+import exhibits_e
+import exhibits_f
+import pytest
+from museum import BIAS, IDS, Exhibit, native
+
+from cuda_agent import targets
+from cuda_agent.evaluation import Judge, guard
+from cuda_agent.records import Candidate, Verdict
+
+ROOMS = (exhibits_a, exhibits_b, exhibits_c, exhibits_d, exhibits_e, exhibits_f)
+EXHIBITS: list[Exhibit] = [e for room in ROOMS for e in room.EXHIBITS]
+_REASON = targets.get("cuda").unavailable()
+
+
+def _param(exhibit: Exhibit) -> Any:
+    marks = [pytest.mark.compiler]
+    if exhibit.target == "cuda":
+        marks = [
+            pytest.mark.gpu,
+            pytest.mark.skipif(_REASON is not None, reason=f"no GPU: {_REASON}"),
+        ]
+    return pytest.param(exhibit, id=exhibit.label, marks=marks)
+
+
+def verdict_of(judge: Judge, exhibit: Exhibit) -> Verdict:
+    files, problem = dict(exhibit.files), exhibit.problem
+    return judge.judge(Candidate(problem_hash=problem.hash, files=files, author="museum"))
+
+
+@pytest.mark.parametrize("exhibit", [_param(e) for e in EXHIBITS])
+def test_a_cheat_gets_its_verdict(judge_of: Callable[[Exhibit], Judge], exhibit: Exhibit) -> None:
+    verdict = verdict_of(judge_of(exhibit), exhibit)
+    found = {f.id for f in verdict.findings}
+    assert (verdict.status, exhibit.says in verdict.feedback) == (exhibit.status, True), (
+        verdict.feedback, verdict.findings,
+    )
+    assert not exhibit.rule or exhibit.rule in found, (found, verdict.feedback)
+    assert set(exhibit.external) <= set(verdict.external_ops)
+    if not verdict.ok:
+        assert verdict.timing is None and verdict.speedup["eager"] is None
+
+
+@pytest.mark.parametrize(
+    "exhibit", [_param(e) for e in EXHIBITS if e.unguarded is not None]
+)
+def test_what_is_left_of_a_cheat_that_static_rules_do_not_see(
+    judge_of: Callable[[Exhibit], Judge], exhibit: Exhibit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(guard, "review", lambda *_: guard.Review())
+    verdict = verdict_of(judge_of(exhibit), exhibit)
+    assert verdict.status == exhibit.unguarded, (verdict.feedback, verdict.findings)
+
+
+def test_an_innocent_passes_after_all_of_them(judge_of: Callable[[Exhibit], Judge]) -> None:
+    exhibit = Exhibit("", "innocent", native(), "ok")
+    verdict = verdict_of(judge_of(exhibit), exhibit)
+    assert verdict.ok, (verdict.feedback, verdict.findings)
+    assert verdict.speedup["eager"] is not None and exhibit.problem is BIAS
+
+
+def test_ids_are_those_of_the_reports_and_names_are_unique() -> None:
+    assert len(IDS) == 83 and {e.id for e in EXHIBITS} <= set(IDS)
+    assert max(Counter(e.label for e in EXHIBITS).values()) == 1
