@@ -11,14 +11,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, get_args
 
-from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
-
 from cuda_agent import targets
-from cuda_agent.benchmark.plots import number
-from cuda_agent.benchmark.report import speedup_rows
-from cuda_agent.records import BASELINES, DTYPES, Precision, Problem, Track, Verdict
+from cuda_agent.records import BASELINES, DTYPES, Precision, Problem, Track
 from cuda_agent.targets import Target
 
 TARGETS = ("auto", "cuda", "cpu")
@@ -94,46 +88,3 @@ def only_json_on_stdout(active: bool) -> Iterator[None]:
 def write_json(document: dict[str, Any]) -> None:
     json.dump(document, sys.stdout, indent=1)
     sys.stdout.write("\n")
-
-
-def show_verdict(verdict: Verdict, console: Console) -> None:
-    """Status, error, and a table of times and speed-ups."""
-    if not verdict.ok:
-        console.print(f"[red]{verdict.status}[/]: {escape(verdict.feedback.strip())}")
-    for finding in verdict.findings:
-        console.print(f"[yellow]{escape(finding.id)}[/] {escape(finding.detail)}")
-    if verdict.error is not None:
-        console.print(describe_error(verdict))
-    if verdict.timing is not None:
-        console.print(_times(verdict))
-    if verdict.external_ops:
-        console.print(f"not our own kernels: {escape(', '.join(verdict.external_ops))}")
-
-
-def describe_error(verdict: Verdict) -> str:
-    error = verdict.error
-    if error is None:
-        return "error not measured"
-    own = "" if error.eager is None else f" (eager itself: {error.eager:.1e})"
-    return (
-        f"relative error {error.relative:.1e} against {escape(error.against)}{own}, "
-        f"{error.inputs_checked} inputs checked"
-    )
-
-
-def _times(verdict: Verdict) -> Table:
-    title = f"{verdict.problem} on {verdict.target}, {verdict.dtype}, {verdict.precision}"
-    table = Table(title=f"{title}, {verdict.tier}", title_justify="left")
-    table.add_column("version")
-    for name in ("median ms", "95% interval", "speed-up", "95% interval"):
-        table.add_column(name, justify="right")
-    for row in speedup_rows(verdict):
-        timing, speedup = row["timing"], row["speedup"]
-        table.add_row(
-            f"[bold]{row['label']}" if row["ours"] else row["label"],
-            "not measured" if timing is None else number(timing.median_ms),
-            "" if timing is None else f"{number(timing.low_ms)} – {number(timing.high_ms)}",
-            "" if speedup is None else f"{speedup.value:.3f}×",
-            "" if speedup is None else f"{speedup.low:.3f} – {speedup.high:.3f}",
-        )
-    return table

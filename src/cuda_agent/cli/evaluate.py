@@ -9,6 +9,7 @@ from typing import get_args
 from rich.console import Console
 
 from cuda_agent.cli import common
+from cuda_agent.cli.verdict import show_verdict
 from cuda_agent.records import Precision, Tier, Track
 
 
@@ -53,8 +54,7 @@ def run(args: argparse.Namespace) -> int:
         common.write_json(verdict.to_json())
     else:
         console = Console()
-        console.print(f"{problem.name}: {verdict.status}", highlight=False)
-        common.show_verdict(verdict, console)
+        show_verdict(verdict, console)
     if verdict.status == "invalid_problem":
         return 2
     return 0 if verdict.ok else 1

@@ -17,6 +17,7 @@ from cuda_agent.agents.solution import check_out, solution_files, write_solution
 from cuda_agent.benchmark.report import from_store, region_rows, render
 from cuda_agent.cli import INTERRUPTED, NOT_FASTER, SUCCESS, common
 from cuda_agent.cli.progress import Reporter
+from cuda_agent.cli.verdict import show_verdict
 from cuda_agent.errors import OutputError, SettingsError
 from cuda_agent.policies import POLICIES
 from cuda_agent.problems import Instance, materialize
@@ -190,7 +191,7 @@ def _show(record: Run, outcome: Outcome, store: Store, out: Path) -> None:
     if outcome.verdict is None:
         console.print("nothing was measured")
         return
-    common.show_verdict(outcome.verdict, console)
+    show_verdict(outcome.verdict, console)
     if outcome.candidate is None:
         console.print(
             f"no correct solution in {outcome.evaluations} evaluations; run {record.id} keeps them"

@@ -9,6 +9,7 @@ from rich.console import Console
 
 from cuda_agent.benchmark.report import from_store, render
 from cuda_agent.cli import common
+from cuda_agent.cli.verdict import show_verdict
 from cuda_agent.errors import OutputError
 from cuda_agent.store import Store, write_file
 
@@ -44,6 +45,6 @@ def run(args: argparse.Namespace) -> int:
     if data.verdict is None:
         console.print(f"run {run_id} has no verdict yet")
     else:
-        common.show_verdict(data.verdict, console)
+        show_verdict(data.verdict, console)
     console.print(f"page: {out}", highlight=False, soft_wrap=True)
     return 0
