@@ -70,12 +70,14 @@ class CompileFailure(CudaAgentError):
 class ContestantFailure(CudaAgentError):
     """The candidate's process raised, died, ran out of memory or overran its deadline.
 
-    `status` is the verdict's status: runtime_error, out_of_memory, timeout or cheating.
+    `status` is the verdict's status: runtime_error, out_of_memory, timeout or cheating; `log` the
+    end of what a process that died had printed.
     """
 
-    def __init__(self, status: str, message: str) -> None:
+    def __init__(self, status: str, message: str, log: str = "") -> None:
         super().__init__(message)
         self.status = status
+        self.log = log
 
 
 class HarnessError(CudaAgentError):

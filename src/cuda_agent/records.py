@@ -214,6 +214,16 @@ class Activity(Record):
 
 
 @dataclass(frozen=True)
+class Sanitizer(Record):
+    """What memory checkers found, in a run of its own. `tool` names them; `missing` says why there
+    was no run, "" where there was one. No findings in a run: nothing was found on its inputs."""
+
+    tool: str
+    missing: str = ""
+    findings: tuple[Finding, ...] = ()
+
+
+@dataclass(frozen=True)
 class KernelUse(Record):
     """What one kernel takes: registers and spilled bytes of a thread, static shared memory of a
     block. `occupancy` is the theoretical share of resident threads with blocks of `block` threads
@@ -275,6 +285,7 @@ class Verdict(Record):
     diagnostic: Diagnostic | None = None
     kernels: tuple[KernelUse, ...] = ()
     roofline: Roofline | None = None
+    sanitizer: Sanitizer | None = None
     external_ops: tuple[str, ...] = ()
     feedback: str = ""
     seconds: dict[str, float] = field(default_factory=dict)

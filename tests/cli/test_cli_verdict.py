@@ -13,7 +13,7 @@ from rich.console import Console
 
 from cuda_agent.cli.verdict import show_verdict
 from cuda_agent.evaluation.guard.meanings import MEANINGS
-from cuda_agent.records import Activity, Finding, KernelUse, Roofline, Verdict
+from cuda_agent.records import Activity, Finding, KernelUse, Roofline, Sanitizer, Verdict
 
 
 def shown(what: Verdict, width: int = 100) -> str:
@@ -67,3 +67,12 @@ def test_every_rule_has_a_meaning() -> None:
 @pytest.mark.parametrize("width", [40, 200])
 def test_any_width(width: int) -> None:
     assert "fused" in shown(FULL, width)
+
+
+def test_sanitizers() -> None:
+    found = Sanitizer("asan", "", (Finding("address", "read of 4 bytes in fused"),))
+    for run, says in (
+        (found, "address: read of 4 bytes in fused"), (Sanitizer("asan"), "asan found nothing"),
+        (Sanitizer("asan", "no libasan"), "no run: no libasan"),
+    ):
+        assert f"sanitizer {says}" in shown(dataclasses.replace(verdict(0.5), sanitizer=run))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from dataclasses import replace
 from pathlib import Path
 from typing import get_args
 
@@ -11,6 +12,8 @@ from rich.console import Console
 from cuda_agent.cli import common
 from cuda_agent.cli.verdict import show_verdict
 from cuda_agent.records import Precision, Tier, Track
+
+_RUNNABLE = ("ok", "wrong", "runtime_error", "timeout", "out_of_memory")  # a cheat runs no more
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -26,6 +29,10 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "--tier", choices=get_args(Tier), default="screen",
         help="screen: quick (default); audit: the only figures to quote",
     )
+    parser.add_argument(
+        "--sanitize", action="store_true",
+        help="also run the kernels under memory checkers, apart from what is timed",
+    )
     parser.set_defaults(run=run)
 
 
@@ -33,6 +40,7 @@ def run(args: argparse.Namespace) -> int:
     """0 when the candidate is correct, 1 when it is not, 2 when the problem cannot be judged."""
     from cuda_agent.agents.optimize import cache_dir
     from cuda_agent.evaluation import Judge, Settings, load_candidate
+    from cuda_agent.evaluation.sanitize import sanitize
     from cuda_agent.problems import materialize
 
     progress = Console(stderr=True)
@@ -50,6 +58,8 @@ def run(args: argparse.Namespace) -> int:
             Judge(problem, instance, settings, cache_dir=cache_dir()) as judge,
         ):
             verdict = judge.judge(candidate)
+            if args.sanitize and verdict.status in _RUNNABLE:
+                verdict = replace(verdict, sanitizer=sanitize(judge, candidate))
     if args.json:
         common.write_json(verdict.to_json())
     else:

@@ -10,9 +10,10 @@ from cuda_agent.benchmark.plots import number
 from cuda_agent.benchmark.report import speedup_rows
 from cuda_agent.evaluation import roofline
 from cuda_agent.evaluation.guard.meanings import MEANINGS
-from cuda_agent.records import Activity, KernelUse, Verdict
+from cuda_agent.records import Activity, KernelUse, Sanitizer, Verdict
 
 _SHOWN = 16  # kernels in a table
+_SAID = ("output", "timed-output", "form")  # the feedback says it already
 
 
 def show_verdict(verdict: Verdict, console: Console) -> None:
@@ -27,6 +28,8 @@ def show_verdict(verdict: Verdict, console: Console) -> None:
     if not verdict.ok and verdict.feedback.strip():
         console.print(escape(verdict.feedback.strip()), highlight=False, soft_wrap=True)
     for finding in verdict.findings:
+        if finding.id in _SAID:
+            continue
         meaning = MEANINGS.get(finding.id)
         console.print(
             f"[yellow]{escape(finding.id)}[/]{f' ({meaning})' if meaning else ''}: "
@@ -34,6 +37,8 @@ def show_verdict(verdict: Verdict, console: Console) -> None:
         )
     for name, text in _facts(verdict):
         console.print(f"[bold]{name:<9}[/] {escape(text)}", highlight=False, soft_wrap=True)
+    for text in _sanitized(verdict.sanitizer):
+        console.print(f"[bold]sanitizer[/] {escape(text)}", highlight=False, soft_wrap=True)
     if verdict.timing is not None:
         console.print(_times(verdict))
     if verdict.kernels:
@@ -52,6 +57,15 @@ def _facts(verdict: Verdict) -> list[tuple[str, str]]:
     if verdict.external_ops:
         facts.append(("not ours", ", ".join(verdict.external_ops)))
     return facts
+
+
+def _sanitized(run: Sanitizer | None) -> list[str]:
+    if run is None:
+        return []
+    if run.missing:
+        return [f"no run: {run.missing}"]
+    found = [f"{finding.id}: {finding.detail}" for finding in run.findings]
+    return found or [f"{run.tool} found nothing"]
 
 
 def describe_error(verdict: Verdict) -> str:

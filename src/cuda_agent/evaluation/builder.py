@@ -18,6 +18,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from cuda_agent import runtime
 from cuda_agent.errors import CompileFailure, ContestantFailure
 from cuda_agent.evaluation import sandbox
 from cuda_agent.targets.base import Build, Target
@@ -84,6 +85,8 @@ def _said(error: ContestantFailure, seconds: float) -> str:
 def build(request: Mapping[str, Any]) -> dict[str, Any]:
     """The contestant's part: {"error": first cause or "", "log": ...}; binaries lie in a folder."""
     sandbox.limit(resource.RLIMIT_AS, MEMORY_BYTES)
+    if request.get("cpp_flags"):  # this process builds nothing else
+        runtime.FLAGS["cpp"] = tuple(request["cpp_flags"])
     try:
         compile_sources(
             request["sources"], Path(request["folder"]), tuple(request["suffixes"]), request["arch"]

@@ -135,7 +135,7 @@ class Entrant:
 
     def place_inputs(
         self, index: int, tree: layout.Tree, tensors: Sequence[torch.Tensor],
-        arena: Arena | None = None,
+        arena: Arena | None = None, private: bool = False,
     ) -> Arena:
         """Attach set `index` in an arena of its own, or in one shared with other entrants."""
         slots, nbytes = layout.plan(tensors)
@@ -147,7 +147,8 @@ class Entrant:
                 view.copy_(t)
         self.target.synchronize()
         handle, fds = self._share(made)
-        self._ask("inputs", fds, set=index, arena=handle, tree=tree, slots=slots)
+        own = {"private": True} if private else {}
+        self._ask("inputs", fds, set=index, arena=handle, tree=tree, slots=slots, **own)
         self._inputs[index] = views
         return made
 

@@ -50,8 +50,12 @@ def child_environment(threads: int) -> dict[str, str]:
 class ForkServer:
     """One process with torch imported; `fork` gives a contestant in milliseconds."""
 
-    def __init__(self, target: str, threads: int, memory_limit: int | None = None) -> None:
+    def __init__(
+        self, target: str, threads: int, memory_limit: int | None = None,
+        variables: Mapping[str, str] | None = None,
+    ) -> None:
         self._target = target
+        self._variables = dict(variables or {})
         self._threads = threads
         self._memory_limit = memory_limit
         self._process: subprocess.Popen[bytes] | None = None
@@ -72,7 +76,8 @@ class ForkServer:
             module = "cuda_agent.evaluation.contestant"
             self._process = subprocess.Popen(
                 [sys.executable, "-P", "-m", module, str(theirs.fileno())],
-                env=child_environment(self._threads), cwd="/", pass_fds=[theirs.fileno()],
+                env={**child_environment(self._threads), **self._variables}, cwd="/",
+                pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
                 start_new_session=True,
             )
@@ -218,7 +223,7 @@ class Contestant:
             return HarnessError(f"the contestant was killed from outside: {tail(said, 4)}")
         status, sentence = failures.of_death(code, said)
         detail = tail(said)
-        return ContestantFailure(status, f"{sentence}\n{detail}" if detail else sentence)
+        return ContestantFailure(status, f"{sentence}\n{detail}" if detail else sentence, said)
 
     def output(self) -> str:
         """The end of what it printed."""
@@ -247,13 +252,15 @@ class Contestant:
 class Pool:
     """Warm contestants: spares that nobody has used.
 
-    `isolated`: whether the latest one lives in namespaces of its own.
+    `isolated`: whether the latest one lives in namespaces of its own. `variables`: of their
+    environment, beside those that every contestant has.
     """
 
     def __init__(
-        self, target: str, threads: int, memory_limit: int | None = None, spares: int = 1
+        self, target: str, threads: int, memory_limit: int | None = None, spares: int = 1,
+        variables: Mapping[str, str] | None = None,
     ) -> None:
-        self._server = ForkServer(target, threads, memory_limit)
+        self._server = ForkServer(target, threads, memory_limit, variables)
         self._spares: list[Contestant] = []
         self._wanted = spares
         self.isolated = False

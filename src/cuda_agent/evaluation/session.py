@@ -49,9 +49,13 @@ class Session:
 
     # --- arenas ---------------------------------------------------------------------------------
 
-    def attach_inputs(self, index: int, arena: Arena, tree: Any, slots: Sequence[Any]) -> None:
+    def attach_inputs(
+        self, index: int, arena: Arena, tree: Any, slots: Sequence[Any], private: bool = False
+    ) -> None:
+        """`private`: each tensor in an allocation of its own, as a sanitizer watches them."""
         self._arenas.append(arena)
-        args = layout.rebuild(tree, layout.views(arena, slots))
+        views = layout.views(arena, slots)
+        args = layout.rebuild(tree, [t.clone() for t in views] if private else views)
         self._sets[index] = args if isinstance(args, tuple) else tuple(args)
 
     def attach_outputs(
