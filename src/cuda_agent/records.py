@@ -214,6 +214,16 @@ class Activity(Record):
 
 
 @dataclass(frozen=True)
+class Counters(Record):
+    """Events of one forward by name, counted apart from what is timed. `missing` says what could
+    not be had, and why; "" where all could."""
+
+    tool: str
+    missing: str = ""
+    values: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
 class Sanitizer(Record):
     """What memory checkers found, in a run of its own. `tool` names them; `missing` says why there
     was no run, "" where there was one. No findings in a run: nothing was found on its inputs."""
@@ -286,6 +296,7 @@ class Verdict(Record):
     kernels: tuple[KernelUse, ...] = ()
     roofline: Roofline | None = None
     sanitizer: Sanitizer | None = None
+    counters: Counters | None = None
     external_ops: tuple[str, ...] = ()
     feedback: str = ""
     seconds: dict[str, float] = field(default_factory=dict)

@@ -30,6 +30,10 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         help="screen: quick (default); audit: the only figures to quote",
     )
     parser.add_argument(
+        "--counters", action="store_true",
+        help="also count hardware events of one forward, apart from what is timed",
+    )
+    parser.add_argument(
         "--sanitize", action="store_true",
         help="also run the kernels under memory checkers, apart from what is timed",
     )
@@ -40,6 +44,7 @@ def run(args: argparse.Namespace) -> int:
     """0 when the candidate is correct, 1 when it is not, 2 when the problem cannot be judged."""
     from cuda_agent.agents.optimize import cache_dir
     from cuda_agent.evaluation import Judge, Settings, load_candidate
+    from cuda_agent.evaluation.counters import count
     from cuda_agent.evaluation.sanitize import sanitize
     from cuda_agent.problems import materialize
 
@@ -58,6 +63,8 @@ def run(args: argparse.Namespace) -> int:
             Judge(problem, instance, settings, cache_dir=cache_dir()) as judge,
         ):
             verdict = judge.judge(candidate)
+            if args.counters and verdict.ok:
+                verdict = replace(verdict, counters=count(judge, candidate))
             if args.sanitize and verdict.status in _RUNNABLE:
                 verdict = replace(verdict, sanitizer=sanitize(judge, candidate))
     if args.json:

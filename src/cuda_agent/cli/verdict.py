@@ -8,7 +8,7 @@ from rich.table import Table
 
 from cuda_agent.benchmark.plots import number
 from cuda_agent.benchmark.report import speedup_rows
-from cuda_agent.evaluation import roofline
+from cuda_agent.evaluation import counters, roofline
 from cuda_agent.evaluation.guard.meanings import MEANINGS
 from cuda_agent.records import Activity, KernelUse, Sanitizer, Verdict
 
@@ -52,6 +52,8 @@ def _facts(verdict: Verdict) -> list[tuple[str, str]]:
         facts.append(("roofline", roofline.describe(verdict.roofline)))
     if verdict.activity is not None:
         facts.append(("device", _activity(verdict.activity)))
+    if verdict.counters is not None:
+        facts.append(("counters", counters.describe(verdict.counters)))
     if verdict.energy_mj is not None:
         facts.append(("energy", f"{number(verdict.energy_mj)} mJ a call"))
     if verdict.external_ops:

@@ -138,6 +138,27 @@ class Trial:
                 self.judge.pool.refill()
 
     @contextmanager
+    def apart(self) -> Iterator[Entrant]:
+        """The candidate loaded in a process of its own, with new inputs, for a look at it that is
+        no part of the verdict. Raises as `run`."""
+        self.reusing = False
+        judge = self.judge
+        try:
+            _, staged = self._compile()
+            with self._device():
+                self.checked = judge.draw_sets()
+                entrant = self._entrant(staged)
+            try:
+                seconds = max(entrant.deadline_s, judge.settings.compile_deadline_s)
+                judge.handover.load(entrant.client, staged, judge.reference.state(), seconds)
+                yield entrant
+            finally:
+                entrant.client.kill()
+                entrant.forget()
+        finally:
+            shutil.rmtree(self._folder, ignore_errors=True)
+
+    @contextmanager
     def _phase(self, name: str) -> Iterator[None]:
         start = time.perf_counter()
         try:
