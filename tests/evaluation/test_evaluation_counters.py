@@ -69,15 +69,16 @@ def test_how_it_reads() -> None:
 @pytest.mark.compiler
 def test_a_candidate_is_counted_or_the_reason_given(judge_for: Callable[..., Judge]) -> None:
     judge = judge_for(cases.problem())
-    slow = cases.KERNEL.replace("float v =", "for (volatile int k = 0; k < 200; ++k); float v =")
+    slow = cases.KERNEL.replace("float v =", "for (volatile int k = 0; k < 400; ++k); float v =")
+    kernel = cases.KERNEL.replace("float v =", "for (volatile int k = 0; k < 20; ++k); float v =")
     fast, much = (
         counters.count(judge, cases.candidate(cases.native(kernel=k), judge.problem))
-        for k in (cases.KERNEL, slow)
+        for k in (kernel, slow)
     )
     assert set(fast.values) | set(counters.EVENTS) == set(counters.EVENTS)
     assert all(name in fast.missing for name in set(counters.EVENTS) - set(fast.values))
     for name in {"instructions", "task_clock_ns"} & set(fast.values):
-        assert much.values[name] > 5 * fast.values[name]
+        assert much.values[name] > 5 * fast.values[name] > 0
 
 
 def test_a_failing_candidate_has_no_counters(judge_for: Callable[..., Judge]) -> None:

@@ -39,7 +39,6 @@ _INHERIT, _USER_ONLY = 1 << 1, 1 << 5 | 1 << 6  # flags: also new threads; no ke
 EVENTS: dict[str, tuple[int, int]] = {
     "cycles": (0, 0), "instructions": (0, 1), "cache_references": (0, 2), "cache_misses": (0, 3),
     "branch_misses": (0, 5), "task_clock_ns": (1, 1), "page_faults": (1, 2),
-    "context_switches": (1, 3),
 }  # fmt: skip
 
 
@@ -138,19 +137,25 @@ def count(judge: Judge, candidate: Candidate) -> Counters:
 
 def _counted(entrant: Entrant) -> Counters:
     entrant.run(0)
-    entrant.burst([0] * 4)  # every thread is there now
+    for copy_only in (True, False):  # every thread and buffer is there now
+        entrant.burst([0] * _CALLS, copy_only=copy_only)
     with counting(entrant.client.pid) as (counters, refused):  # type: ignore[attr-defined]
         marks = [[c.read() for c in counters]]
         for copy_only in (True, False):
             entrant.burst([0] * _CALLS, copy_only=copy_only)
             marks.append([c.read() for c in counters])
     start, copied, end = marks
-    values = {
-        c.name: max(0.0, (e - m) - (m - s)) / _CALLS
-        for c, s, m, e in zip(counters, start, copied, end, strict=True)
-    }
-    reasons = sorted(set(refused.values()))
-    missing = f"no {', '.join(refused)}: {'; '.join(reasons)}" if refused else ""
+    values = {}
+    for counter, s, m, e in zip(counters, start, copied, end, strict=True):
+        own = (e - m) - (m - s)
+        if own < 0:  # zero would be a claim
+            refused[counter.name] = "too few to tell from those of the copies"
+        else:
+            values[counter.name] = own / _CALLS
+    missing = "; ".join(
+        f"no {', '.join(n for n, r in refused.items() if r == reason)}: {reason}"
+        for reason in dict.fromkeys(refused.values())
+    )
     return Counters(TOOL, missing, values)
 
 
