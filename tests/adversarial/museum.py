@@ -9,7 +9,7 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from cuda_agent.records import Precision, Problem, Tier, Track
 
@@ -38,6 +38,10 @@ def get_init_inputs():
     return [512]
 """
 BIAS = Problem(name="bias_relu", source=SOURCE, origin="bias_relu.py", dtype="float32")
+LARGE = Problem(  # for a GPU: 0.02 ms are nothing there
+    name="bias_relu_large", source=SOURCE.replace("64, 512", "4096, 512"),
+    origin="bias_relu_large.py", dtype="float32",
+)
 RIGHT = "torch.relu(x + self.bias) + 0.5 * x"
 
 
@@ -47,9 +51,11 @@ class Exhibit:
 
     status, rule: of the verdict; the rule is an id among its findings, "" where there is none (the
         cheat fails by itself, or the verdict is honest about what is not the candidate's own).
+        "a|b" where a race decides which of two.
     unguarded: the status with the static rules switched off, where those come first: what is left
         when a text is written so that they do not see it. None: the static rules do not fire.
     external: what must be named in external_ops.
+    at_most: the speed-up over eager that an honest verdict may show; the cheat gains nothing.
     """
 
     id: str
@@ -60,6 +66,7 @@ class Exhibit:
     unguarded: str | None = None
     says: str = ""
     external: tuple[str, ...] = ()
+    at_most: float | None = None
     problem: Problem = BIAS
     target: Literal["cpu", "cuda"] = "cpu"
     track: Track = "library"
@@ -69,6 +76,14 @@ class Exhibit:
     @property
     def label(self) -> str:
         return f"{self.id}-{self.name}"
+
+
+def on_gpu(
+    id: str, name: str, files: Mapping[str, str], status: str, rule: str = "", **fields: Any
+) -> Exhibit:
+    """An exhibit that needs a GPU."""
+    fields = {"problem": LARGE, "target": "cuda", **fields}
+    return Exhibit(id, f"{name}_cuda", files, status, rule, **fields)
 
 
 def problem(name: str, source: str, dtype: str = "float32") -> Problem:

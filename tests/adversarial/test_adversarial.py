@@ -43,11 +43,13 @@ def verdict_of(judge: Judge, exhibit: Exhibit) -> Verdict:
 def test_a_cheat_gets_its_verdict(judge_of: Callable[[Exhibit], Judge], exhibit: Exhibit) -> None:
     verdict = verdict_of(judge_of(exhibit), exhibit)
     found = {f.id for f in verdict.findings}
-    assert (verdict.status, exhibit.says in verdict.feedback) == (exhibit.status, True), (
-        verdict.feedback, verdict.findings,
-    )
-    assert not exhibit.rule or exhibit.rule in found, (found, verdict.feedback)
+    assert verdict.status in exhibit.status.split("|"), (verdict.feedback, verdict.findings)
+    assert exhibit.says in verdict.feedback
+    assert not exhibit.rule or found & set(exhibit.rule.split("|")), (found, verdict.feedback)
     assert set(exhibit.external) <= set(verdict.external_ops)
+    if exhibit.at_most is not None:
+        gain = verdict.speedup["eager"]
+        assert gain is not None and gain.value < exhibit.at_most
     if not verdict.ok:
         assert verdict.timing is None and verdict.speedup["eager"] is None
 
@@ -60,7 +62,8 @@ def test_what_is_left_of_a_cheat_that_static_rules_do_not_see(
 ) -> None:
     monkeypatch.setattr(guard, "review", lambda *_: guard.Review())
     verdict = verdict_of(judge_of(exhibit), exhibit)
-    assert verdict.status == exhibit.unguarded, (verdict.feedback, verdict.findings)
+    expected = str(exhibit.unguarded).split("|")
+    assert verdict.status in expected, (verdict.feedback, verdict.findings)
 
 
 def test_an_innocent_passes_after_all_of_them(judge_of: Callable[[Exhibit], Judge]) -> None:

@@ -29,6 +29,9 @@ class Client(Protocol):
         self, op: str, seconds: float, fds: Iterable[int] = (), **fields: Any
     ) -> Mapping[str, Any]: ...
 
+    def processor_s(self) -> float | None:
+        """Seconds that its threads have run so far; None where nobody counts them."""
+
     def kill(self) -> None: ...
 
 
@@ -82,6 +85,9 @@ class LocalClient:
                 torch.set_num_threads(before)
                 time.sleep(0.025)  # idle OpenMP threads spin for a while before they sleep
         raise HarnessError(f"no local request {op}")
+
+    def processor_s(self) -> None:
+        return None
 
     def kill(self) -> None:
         if self.alive:

@@ -140,7 +140,7 @@ class Race:
         random.Random(secrets.randbits(64)).shuffle(names)
         for name in names:
             entrant = self.entrants[name]
-            if name == "candidate" and check:
+            if name == "candidate":  # each time: poison must not tell which calls are checked
                 entrant.poison(0)
             entrant.prepare()
             self.samples[name].append(entrant.call(index))
@@ -158,6 +158,10 @@ class Race:
         for entrant in self._distinct_writers():
             entrant.write(index, tensors)
         return tensors
+
+    def renew_all(self) -> None:
+        for index in range(len(self.sets)):
+            self.renew(index)
 
     def judged(
         self, index: int, tensors: Sequence[torch.Tensor], slot: int

@@ -21,6 +21,7 @@ Forward = Callable[..., Any]
 
 _RUN_AHEAD_CYCLES = 2_000_000  # 1 ms at 2 GHz
 _LOOKED_AT = 4096  # elements of each output, right behind the forward
+_THREADS_TURN_S = 5e-5  # for a CPU's other threads to run, where some still do
 
 
 class BadOutput(TypeError):
@@ -68,10 +69,10 @@ class Session:
         self._spares = []
         if self.target.torch_device().type == "cuda":
             torch.cuda.empty_cache()
-            self._positions = [
-                torch.randint(t.numel(), (min(_LOOKED_AT, t.numel()),), device=t.device)
-                for t in self._outputs[0]
-            ]
+        self._positions = [
+            torch.randint(t.numel(), (min(_LOOKED_AT, t.numel()),), device=t.device)
+            for t in self._outputs[0]
+        ]
         self._pad = torch.empty(pad, dtype=torch.uint8, device=self.target.torch_device())
 
     def drop(self) -> None:
@@ -115,6 +116,7 @@ class Session:
             start = time.perf_counter_ns()
             out = self._call(args)
             ms = (time.perf_counter_ns() - start) / 1e6
+            self._wait(out)
         return {**self._deliver(out, slot), "ms": ms}
 
     def burst(
@@ -168,15 +170,20 @@ class Session:
         return out, start.elapsed_time(end)
 
     def _wait(self, out: Any) -> None:
-        """For the device. On a GPU some elements are read in stream order, right behind the
-        forward, and again when every stream is idle: they differ where work went to a stream that
-        the caller's does not wait for, which no event beside the forward would time."""
+        """For the device. Some elements are read right behind the forward (on a GPU in stream
+        order), and again when every stream is idle: they differ where work went to a stream or a
+        thread that the caller's does not wait for, which no clock beside the forward would time."""
         early = self._look(out)
+        if self.target.torch_device().type == "cpu":
+            time.sleep(_THREADS_TURN_S)
         self.target.synchronize()
         if early and not layout.identical(early, self._look(out)):
+            cuda = self.target.torch_device().type == "cuda"
             raise UnjoinedWork(
                 "A1: outputs were still being written when the current stream was past forward: "
-                "it must wait for every stream that forward uses"
+                "it must wait for every stream that forward uses" if cuda else
+                "A2: outputs were still being written when forward had returned: it must join "
+                "every thread that it starts"
             )
 
     def _look(self, out: Any) -> list[torch.Tensor]:

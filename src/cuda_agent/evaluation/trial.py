@@ -20,6 +20,7 @@ from cuda_agent.evaluation import (
     feedback,
     forms,
     guard,
+    idle,
     layout,
     profile,
     resources,
@@ -338,24 +339,32 @@ class Trial:
             try:
                 race.place_baselines()
                 race.run()
-                # Files of our own skills hold nothing that could tamper with a clock.
                 second = clocks.Clocks(race)
-                accusation = None if self.reusing else second.accusation()
-                if self.reusing:
-                    second.check_burst()
+                accusations = self._accusations(entrant, race, second)
                 if settings.tier == "audit":
                     self.outcome.energy_mj = race.energy_mj()
                     self.outcome.activity = entrant.trace(0)
                 event = statistics.median(race.times("candidate"))
-                found = activity.check(self.outcome.activity, event, build.resources)
-                if accusation:
-                    found.insert(0, accusation)
+                accusations += activity.check(self.outcome.activity, event, build.resources)
                 method = profile.method(race, self.reusing, second.outside_ms)
-                self._measured(race, method, found, timings, ratios)
+                self._measured(race, method, accusations, timings, ratios)
             finally:
                 for baseline in race.baselines.values():
                     baseline.drop()
                 race.close()
+
+    def _accusations(
+        self, entrant: Entrant, race: profile.Race, second: clocks.Clocks
+    ) -> list[Finding]:
+        """Of work between calls and of a bent clock. Files of our own skills hold nothing that
+        could do either."""
+        if self.reusing:
+            second.check_burst()
+            return []
+        if found := idle.check(entrant.client.processor_s, race.renew_all):
+            return found
+        accusation = second.accusation()
+        return [accusation] if accusation else []
 
     def _measured(
         self, race: profile.Race, method: str, accusations: list[Finding],
