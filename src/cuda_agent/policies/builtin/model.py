@@ -84,7 +84,9 @@ class RMSNorm(nn.Module):
         self.eps = eps
 
     def forward(self, x: Tensor) -> Tensor:
-        return F.rms_norm(x.float(), (x.shape[-1],), None, self.eps).to(x.dtype) * self.weight
+        """Of the float32 residual, in the dtype of the weights."""
+        normal = F.rms_norm(x, (x.shape[-1],), None, self.eps)
+        return normal.to(self.weight.dtype) * self.weight
 
 
 class Attention(nn.Module):
@@ -146,7 +148,8 @@ class Layer(nn.Module):
 
 
 class Trunk(nn.Module):
-    """Embedding to the last norm: (B, T) ids to (B, T, hidden) states."""
+    """Embedding to the last norm: (B, T) ids to (B, T, hidden) states. The residual stream is
+    float32 whatever the weights are."""
 
     cos: Tensor
     sin: Tensor
@@ -176,7 +179,7 @@ class Trunk(nn.Module):
         """Whole sequences from position 0; fills the first T slots of `cache`."""
         length = ids_B_T.shape[1]
         rope = self.cos[:length], self.sin[:length]
-        x = self.embed_tokens(ids_B_T)
+        x = self.embed_tokens(ids_B_T).float()
         for i, layer in enumerate(self._layers()):
             attention = layer.self_attn
             q, k, v = attention.project(layer.input_layernorm(x), rope)
@@ -195,7 +198,7 @@ class Trunk(nn.Module):
         mask = (slots <= positions_B_W[..., None])[:, None]
         rope = self.cos[positions_B_W][:, None], self.sin[positions_B_W][:, None]
         rows = torch.arange(batch, device=ids_B_W.device)[:, None]
-        x = self.embed_tokens(ids_B_W)
+        x = self.embed_tokens(ids_B_W).float()
         for i, layer in enumerate(self._layers()):
             attention = layer.self_attn
             q, k, v = attention.project(layer.input_layernorm(x), rope)
@@ -229,7 +232,10 @@ class CausalLM(nn.Module):
         return self.logits(hidden), self.values(ids_B_T, hidden)
 
     def logits(self, hidden: Tensor) -> Tensor:
-        return F.linear(hidden, self.model.embed_tokens.weight)
+        """Always in float32, autocast or not: in bfloat16 two logits of 5 are equal or 0.03 apart,
+        and so would be the log-probabilities of rollout and update."""
+        with torch.autocast(hidden.device.type, enabled=False):
+            return F.linear(hidden.float(), self.model.embed_tokens.weight.float())
 
     def values(self, ids_B_T: Tensor, hidden_B_T: Tensor | None = None) -> Tensor:
         """values_B_T. `hidden_B_T`, the actor's, saves a pass of the shared trunk."""
