@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import gallery_building
 import gallery_native
 import gallery_python
 import pytest
@@ -17,9 +18,13 @@ from cuda_agent import targets
 from cuda_agent.evaluation import Judge, Pool, Settings, guard
 from cuda_agent.problems import materialize
 
-FAMILIES = {"native": gallery_native.KERNELS, "python": gallery_python.KERNELS}
+FAMILIES = {
+    "building": gallery_building.KERNELS,
+    "native": gallery_native.KERNELS,
+    "python": gallery_python.KERNELS,
+}
 KERNELS = [kernel for family in FAMILIES.values() for kernel in family]
-LEAST = 30
+LEAST = 46
 NO_GPU = targets.get("cuda").unavailable()
 
 

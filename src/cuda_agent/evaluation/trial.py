@@ -235,8 +235,8 @@ class Trial:
                 entrant.write(i, made.tensors)
 
     def _try(self, entrant: Entrant, staged: Staged, build: Build) -> None:
-        judge, settings = self.judge, self.judge.settings
-        seconds = settings.compile_deadline_s if self.form in SELF_BUILDING else entrant.deadline_s
+        judge = self.judge
+        seconds = self.building_s(entrant)
         # A candidate that builds itself may take a minute, and the device has nothing to do then.
         own = contextlib.nullcontext() if self.form in SELF_BUILDING else self._device()
         with own, self._phase("load"):
@@ -250,6 +250,12 @@ class Trial:
         except WrongOutput as wrong:
             self._wrong(wrong)
 
+    def building_s(self, entrant: Entrant) -> float:
+        """Seconds for a load or a first forward: many build there, and only then."""
+        if self.form in SELF_BUILDING:
+            return max(entrant.deadline_s, self.judge.settings.compile_deadline_s)
+        return entrant.deadline_s
+
     def _wrong(self, wrong: WrongOutput) -> None:
         self.outcome.status = "wrong"
         self.outcome.findings.append(Finding(wrong.rule, str(wrong)))
@@ -261,7 +267,8 @@ class Trial:
     def _verify(self, entrant: Entrant, staged: Staged, names: Any) -> None:
         report: ErrorReport | None = None
         for i, made in enumerate(self.checked):
-            answer = entrant.run(i, record=i == 0)
+            seconds = None if i else self.building_s(entrant)
+            answer = entrant.run(i, record=i == 0, seconds=seconds)
             if i == 0:
                 self.outcome.external_ops = list(answer["ops"])
             try:

@@ -96,14 +96,15 @@ def _rebuild(trial: Trial, entrant: Entrant, staged: Staged, loads: bool) -> Non
     reference = Reference(instance, judge.settings.precision)
     expected = reference.again(trial.checked[0])
     seconds = max(entrant.deadline_s, judge.settings.compile_deadline_s)
+    first_s = trial.building_s(entrant)
     load: Any = judge.handover.load
     load(entrant.client, staged, reference.state(), seconds, seed=_OTHER_SEED)
     first = trial.outcome.error
-    trial.check(entrant, 0, expected, entrant.run(0))
+    trial.check(entrant, 0, expected, entrant.run(0, seconds=first_s))
     if loads:
         load(entrant.client, staged, judge.reference.state(), seconds, seed=_OTHER_SEED)
         try:
-            trial.check(entrant, 0, trial.checked[0], entrant.run(0))
+            trial.check(entrant, 0, trial.checked[0], entrant.run(0, seconds=first_s))
         except WrongOutput:
             pass  # prepared in __init__, as the remark says
         else:
