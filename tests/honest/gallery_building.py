@@ -1,4 +1,4 @@
-"""Candidates that build themselves: processes, files, locks, clocks and exits, all for a compiler."""
+"""Candidates that build themselves: processes, files, locks, clocks, exits, for a compiler."""
 
 from __future__ import annotations
 
