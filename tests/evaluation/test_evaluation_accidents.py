@@ -75,7 +75,7 @@ CASES = [
         "deep_recursion", cases.single("return self.forward(x)"), "runtime_error", "RecursionError"
     ),
     Case("does_not_compile", cases.native(kernel="int x = ;"), "compile_error", "fused.cpp:1"),
-    Case("syntax_error", {"model_new.py": "class ModelNew(:\n"}, "compile_error", "line 1"),
+    Case("syntax_error", {"model_new.py": "class ModelNew(:\n"}, "compile_error", "model_new.py:1"),
     Case("no_class", {"model_new.py": "x = 1\n"}, "compile_error", "ModelNew"),
     Case(
         "needs_more_arguments", cases.single("return x", cls=cases.CLASS.replace("s)", "s, z)")),

@@ -110,6 +110,9 @@ def test_styles_do_what_they_say(build) -> None:
     assert torch.equal(made["ones"], torch.ones_like(x))
     assert torch.equal(made["large"], x * 100) and torch.equal(made["small"], x * 1e-3)
     assert torch.equal(made["negative"], -x.abs())
+    rows = made["mixed"].abs().amax(-1) / x.abs().amax(-1)
+    assert rows.max() <= 100 and rows.max() / rows.min() > 1.5
+    assert torch.equal(made["mixed"], instance.inputs(1, "mixed")[0])
     assert torch.equal(made["noncontiguous"], x) and not made["noncontiguous"].is_contiguous()
     with pytest.raises(SettingsError, match="no input style `odd`"):
         instance.inputs(1, "odd")

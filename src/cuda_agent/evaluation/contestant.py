@@ -29,6 +29,7 @@ from cuda_agent import targets
 from cuda_agent.evaluation import builder, protocol, sandbox
 from cuda_agent.evaluation.loading import Loaded
 from cuda_agent.evaluation.session import OpRecorder, Session
+from cuda_agent.evaluation.tripwire import Tripwire
 
 _TEXT_LIMIT = 8_000
 
@@ -125,6 +126,7 @@ class Contestant:
         self.session = Session(self.target)
         self.channel = channel
         self.loaded: Loaded | None = None
+        self.tripwire: Tripwire | None = None
 
     def work(self) -> None:
         while True:
@@ -135,12 +137,16 @@ class Contestant:
             reply: dict[str, Any]
             try:
                 reply = getattr(self, f"do_{request['op']}")(request, fds)
+                if self.tripwire is not None:
+                    self.tripwire.raise_if_tripped()
             except BaseException as error:  # SystemExit of the candidate as well
                 reply = _failure(error, request["op"])
             self.channel.send({"seq": request["seq"], **reply})
 
     def do_confine(self, request: Mapping[str, Any], fds: list[int]) -> dict[str, Any]:
         """Takes files and system calls away: once, before foreign code runs or a thread starts."""
+        self.tripwire = Tripwire(request["writable"])
+        self.tripwire.set()
         writable = [*request["writable"], str(self.scratch)]
         if self.isolated:
             writable.append("/dev/shm")  # private to these namespaces

@@ -24,6 +24,8 @@ from cuda_agent.evaluation import failures, idle, protocol
 from cuda_agent.evaluation.failures import tail
 
 _START_S = 120.0  # importing torch on a cold, busy machine
+# Errors whose message begins with the rule's id, and the verdict that they mean.
+_REFUSED = {"BadOutput": "wrong", "UnjoinedWork": "cheating", "Tripped": "cheating"}
 _KEPT_VARIABLES = (
     "PATH", "HOME", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "CUDA_HOME", "CUDA_PATH", "CXX", "CC",
     "CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES", "CUDA_AGENT_HOME", "TMPDIR", "VIRTUAL_ENV",
@@ -207,7 +209,7 @@ class Contestant:
     def _raised(self, answer: Mapping[str, Any]) -> ContestantFailure:
         text = answer["text"]
         status, name = failures.classify(f"{answer['error']}\n{text}", answer["stage"])
-        for refused, verdict in (("BadOutput", "wrong"), ("UnjoinedWork", "cheating")):
+        for refused, verdict in _REFUSED.items():
             if answer["error"].endswith(refused):  # the message begins with the rule's id
                 return ContestantFailure(verdict, text.splitlines()[0].partition(": ")[2])
         if failures.loses_device(text):

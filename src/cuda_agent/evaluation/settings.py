@@ -13,13 +13,13 @@ from cuda_agent.records import BASELINES, Precision, Tier, Track, content_hash
 _TIERS: dict[str, dict[str, Any]] = {
     "screen": {
         "deadline_s": 10.0, "time_limit_s": 0.3, "interval": 0.05, "min_rounds": 6,
-        "random_sets": 3, "styles": ("large", "zeros", "negative"), "placements": 1,
+        "random_sets": 3, "styles": ("large", "zeros", "negative", "mixed"), "placements": 1,
         "baselines": ("eager", "compile_default"),
     },
     "audit": {
         "deadline_s": 60.0, "time_limit_s": 6.0, "interval": 0.01, "min_rounds": 20,
         "random_sets": 5,
-        "styles": ("zeros", "ones", "large", "small", "negative", "noncontiguous"),
+        "styles": ("zeros", "ones", "large", "small", "negative", "mixed", "noncontiguous"),
         "placements": 5, "baselines": BASELINES,
     },
 }  # fmt: skip

@@ -83,7 +83,7 @@ class Instance:
             self._input_bytes = tree.nbytes(made)
         if style in ("random", "noncontiguous"):
             return styles.restyle(made, style, bounded=False)
-        return styles.restyle(made, style, bounded=self.bounded)
+        return styles.restyle(made, style, bounded=self.bounded, seed=generator_seed)
 
     def reference(self, inputs: tuple[Any, ...], dtype: torch.dtype | None = None) -> Any:
         """Output of the model on `inputs`, without gradients; `inputs` are left untouched.

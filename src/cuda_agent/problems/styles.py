@@ -10,7 +10,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from cuda_agent.errors import SettingsError
 from cuda_agent.problems import tree
 
-STYLES = ("random", "zeros", "ones", "large", "small", "negative", "noncontiguous")
+STYLES = ("random", "zeros", "ones", "large", "small", "negative", "mixed", "noncontiguous")
 LARGE = 100.0
 SMALL = 1e-3
 
@@ -52,10 +52,13 @@ class DomainRecorder(TorchDispatchMode):
         return out
 
 
-def restyle(inputs: tuple[Any, ...], style: str, bounded: bool) -> tuple[Any, ...]:
+def restyle(
+    inputs: tuple[Any, ...], style: str, bounded: bool, seed: int = 0
+) -> tuple[Any, ...]:
     """`inputs` in another style; integers, booleans and everything else stay as they are.
 
     bounded: values are clamped to the range that each tensor already has.
+    seed: of the magnitudes in "mixed", which no other style draws.
     Raises: SettingsError for an unknown style.
     """
     if style not in STYLES:
@@ -63,12 +66,14 @@ def restyle(inputs: tuple[Any, ...], style: str, bounded: bool) -> tuple[Any, ..
     if style == "random":
         return inputs
 
+    generator = torch.Generator().manual_seed(seed)
+
     def change(x: torch.Tensor) -> torch.Tensor:
         if not x.is_floating_point() or x.numel() == 0:
             return x
         if style == "noncontiguous":
             return noncontiguous(x)
-        y = _value(x, style)
+        y = mixed(x, generator) if style == "mixed" else _value(x, style)
         return y.clamp(x.min(), x.max()) if bounded else y
 
     return tuple(tree.map_tensors(change, inputs))
@@ -84,6 +89,16 @@ def _value(x: torch.Tensor, style: str) -> torch.Tensor:
     if style == "small":
         return x * SMALL
     return -x.abs()
+
+
+def mixed(x: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+    """Each row (along the last axis) with a magnitude of its own, from a hundredth to hundredfold,
+    and one in sixteen elements zero: no recipe for one style holds for all rows."""
+    rows = x.shape[:-1] if x.dim() > 1 else x.shape
+    exponents = 4 * torch.rand(rows, generator=generator) - 2
+    scale = (10.0**exponents).to(x.device, x.dtype)
+    kept = (torch.rand(x.shape[-1:], generator=generator) > 1 / 16).to(x.device)
+    return x * (scale[..., None] if x.dim() > 1 else scale) * kept
 
 
 def noncontiguous(x: torch.Tensor) -> torch.Tensor:
