@@ -213,6 +213,17 @@ def test_outputs_of_one_element_or_none() -> None:
     assert "slightly" in patterns.describe(none, none, torch.ones(0, dtype=torch.bool))
 
 
+def test_a_few_nans_among_many_wrong_elements_do_not_hide_where() -> None:
+    want = torch.randn(64, 32, dtype=torch.float64)
+    got = want.float().clone()
+    got[61:] = 1e-42
+    got[61, 3] = float("nan")
+    wrong = torch.zeros(64, 32, dtype=torch.bool)
+    wrong[61:] = True
+    said = patterns.describe(got, want, wrong)
+    assert said.startswith("rows 61 to 63 of 64 (the tail)") and said.endswith("1 of them NaN")
+
+
 # --- through the judge --------------------------------------------------------------------------
 
 
@@ -238,5 +249,8 @@ def test_what_is_wrong_for_one_kind_of_input_only_says_so(
     large = cases.KERNEL.replace("(v > 0 ? v : 0)", "(v > 20 ? 20 : v > 0 ? v : 0)")
     verdict = feedback(judge_for, large)
     assert verdict.status == "wrong" and verdict.error is not None
-    assert verdict.error.wrong_on == ("large",) and "random" in verdict.error.right_on
-    assert "wrong on large inputs, right on negative, random and zeros" in verdict.feedback
+    assert set(verdict.error.wrong_on) == {"large", "mixed"}
+    assert "random" in verdict.error.right_on
+    assert "wrong on large and mixed inputs, right on negative, random and zeros" in (
+        verdict.feedback
+    )

@@ -37,8 +37,9 @@ ESCAPES = {
     "sends_to_a_unix_socket": (
         'socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)[0].sendto(b"x", "{DATAGRAMS}")'
     ),
-    "signals_the_judge": "os.kill({JUDGE}, 0) is None",
-    "reads_the_judges_memory": 'open("/proc/{JUDGE}/mem", "rb")',
+    # By libc, past the interpreter's audit events: the wall is what should hold.
+    "signals_the_judge": "libc.kill({JUDGE}, 0) == 0",
+    "reads_the_judges_memory": 'libc.open(b"/proc/{JUDGE}/mem", 0) >= 0',
     "sees_the_judges_descriptors": 'os.listdir("/proc/{JUDGE}/fd")',
     "traces": "libc.ptrace(16, {JUDGE}, 0, 0) == 0 and libc.ptrace(17, {JUDGE}, 0, 0) == 0",
     "makes_namespaces": "libc.unshare(0x10000000) == 0",
@@ -255,3 +256,24 @@ def run_filter(lines: list[tuple[int, int, int, int]], data: dict[int, int]) -> 
                 0x15: held == constant, 0x45: bool(held & constant), 0x35: held >= constant
             }[operation]
             at += yes if holds else no
+
+
+@pytest.mark.parametrize("threads", [0, 1])
+def test_a_process_with_threads_is_forked_without_namespaces(threads: int) -> None:
+    """OpenBLAS keeps a pool; its handlers deadlock in a child that they did not see made."""
+    text = f"""
+        import os, threading
+        from cuda_agent.evaluation import sandbox
+        for _ in range({threads}):
+            threading.Thread(target=threading.Event().wait, daemon=True).start()
+        pid, isolated = sandbox.fork()
+        if pid == 0:
+            os._exit(7)
+        print(isolated, os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+        """
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(text)],
+        capture_output=True, text=True, timeout=60, check=True,
+    )
+    possible = WALLS.get("namespaces", "").startswith("works")
+    assert done.stdout.split() == [str(possible and not threads), "7"]

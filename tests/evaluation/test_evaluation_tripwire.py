@@ -41,6 +41,7 @@ def seen(folder: Path, text: str) -> str:
         ("def f(): ...\ndef g(): ...\nsetattr(f, '__co' + 'de__', g.__code__)", "A6"),
         ("import subprocess\nsubprocess.run(['true', 'pip', 'install'])", "C15"),
         ("open('/pro' + 'c/self/mem', 'rb')", "C6"),
+        ("import os\ngetattr(os, 'ki' + 'll')(os.getpid(), 28)", "C2"),
     ],
 )
 def test_what_is_disguised_is_named(tmp_path: Path, text: str, rule: str) -> None:
@@ -56,6 +57,7 @@ def test_what_is_disguised_is_named(tmp_path: Path, text: str, rule: str) -> Non
         "import warnings\nwarnings.warn('a kernel is built later')",
         "import logging\nlogging.getLogger('x').info('hello')",
         "import subprocess, sys\nsubprocess.run([sys.executable, '--version'])",
+        "import os\nos.kill(os.getpid(), 0)",
         "def f(): ...\nf.block = 128\nopen(__file__).read()",
     ],
 )

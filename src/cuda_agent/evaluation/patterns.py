@@ -31,6 +31,11 @@ def describe(got: torch.Tensor, want: torch.Tensor, wrong: torch.Tensor) -> str:
         nans = int(nan.sum())
         if nans == total:
             return "all NaN"
+        # A few among many wrong ones say nothing of their own: memory that was never written.
+        if nans * 8 < count:
+            sample = Sample.of(got, want, wrong & ~nan, count - nans)
+            said = f"{where(wrong, count)}{_what(sample, whole=False)}"
+            return f"{said}; {nans} of them NaN"
         others = f"; {count - nans} other elements are wrong as well" if count > nans else ""
         return f"{nans} NaN: {where(nan, nans)}{others}"
     sample = Sample.of(got, want, wrong, count)

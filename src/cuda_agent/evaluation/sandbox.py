@@ -94,8 +94,12 @@ def fork() -> tuple[int, bool]:
     """(pid, isolated): as os.fork, pid 0 in the child, alone in new namespaces where the kernel
     allows them. The pid then is that of the namespaces' first process, which waits for the child
     and ends as it did; killing it kills all that the child started. A death by signal n reaches the
-    parent as exit status 128 + n."""
-    if _column() is None:
+    parent as exit status 128 + n.
+
+    A process with several threads is forked in the ordinary way: no library's fork handlers run for
+    the other, and what such threads hold (OpenBLAS's pool does) would stay locked in the child.
+    """
+    if _column() is None or len(os.listdir("/proc/self/task")) != 1:
         return os.fork(), False
     flags = sum(_NAMESPACES.values()) | signal.SIGCHLD
     uid, gid = os.getuid(), os.getgid()

@@ -22,8 +22,6 @@ _EVENTS = {
     "gc.get_referents": "B15: searches the process for tensors of others",
     "code.__new__": "A6: makes code objects",
     "function.__new__": "A6: makes functions from code objects",
-    "os.kill": "C2: sends signals",
-    "os.killpg": "C2: sends signals",
     "os.system": "C15: runs a shell",
     "marshal.loads": "C14: runs what it decodes",
 }
@@ -71,6 +69,8 @@ class Tripwire:
 
 
 def _by_arguments(event: str, args: tuple[Any, ...]) -> str:
+    if event in ("os.kill", "os.killpg"):  # signal 0 only asks whether a process lives
+        return "C2: sends signals" if args[1] else ""
     if event == "exec" and isinstance(args[0], CodeType):
         made = not args[0].co_filename.startswith(("/", "<frozen"))
         return "C14: runs text that is made at run time" if made else ""
