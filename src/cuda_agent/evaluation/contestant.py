@@ -193,7 +193,7 @@ class Contestant:
     def do_inputs(self, request: Mapping[str, Any], fds: list[int]) -> dict[str, Any]:
         arena = self.target.open_arena(request["arena"], fds[0] if fds else None)
         self.session.attach_inputs(
-            request["set"], arena, request["tree"], request["slots"], request.get("private", False)
+            request["set"], arena, request["tree"], request["slots"], request["private"]
         )
         return {}
 

@@ -17,11 +17,11 @@ import shutil
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from cuda_agent.errors import CompileFailure, ContestantFailure
-from cuda_agent.evaluation import forms, trial
+from cuda_agent.evaluation import forms, sandbox, trial
+from cuda_agent.evaluation.idle import threads_below
 from cuda_agent.records import Candidate, Counters
 
 if TYPE_CHECKING:
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 
 TOOL = "perf_event"
 _CALLS = 32
-_NUMBERS = {"x86_64": 298, "aarch64": 241}  # of the system call
 _SIZE = 112  # of perf_event_attr as of version 5
 _TIMES = 1 | 2  # read_format: total time enabled, and running
 _INHERIT, _USER_ONLY = 1 << 1, 1 << 5 | 1 << 6  # flags: also new threads; no kernel, no hypervisor
@@ -58,9 +57,8 @@ class Counter:
             attributes = struct.pack(
                 "=IIQQQQQ", kind, _SIZE, config, 0, 0, _TIMES, _INHERIT | _USER_ONLY
             ).ljust(_SIZE, b"\0")
-            fd = ctypes.CDLL(None, use_errno=True).syscall(
-                ctypes.c_long(_NUMBERS[platform.machine()]), attributes, ctypes.c_int(thread),
-                ctypes.c_int(-1), ctypes.c_int(-1), ctypes.c_ulong(8),  # 8: close on exec
+            fd = sandbox.system_call(
+                "perf_event_open", attributes, thread, -1, -1, 8  # 8: close on exec
             )
             if fd < 0:
                 made.close()
@@ -81,17 +79,6 @@ class Counter:
         for fd in self.fds:
             os.close(fd)
         self.fds.clear()
-
-
-def threads_below(pid: int) -> list[int]:
-    """Every thread of a process and of its descendants."""
-    found: list[int] = []
-    with contextlib.suppress(OSError):
-        for task in Path(f"/proc/{pid}/task").iterdir():
-            found.append(int(task.name))
-            for child in (task / "children").read_text().split():
-                found += threads_below(int(child))
-    return found
 
 
 @contextlib.contextmanager
@@ -125,7 +112,7 @@ def count(judge: Judge, candidate: Candidate) -> Counters:
     if judge.target.name != "cpu":
         where = "is not run behind the walls" if shutil.which("ncu") else "is not on the PATH"
         return Counters("ncu", f"ncu {where}")
-    if platform.system() != "Linux" or platform.machine() not in _NUMBERS:
+    if not sandbox.knows_calls():
         return Counters(TOOL, f"there is no perf_event on {platform.system()}")
     form = forms.detect_form(candidate.files)
     try:
@@ -139,7 +126,9 @@ def _counted(entrant: Entrant) -> Counters:
     entrant.run(0)
     for copy_only in (True, False):  # every thread and buffer is there now
         entrant.burst([0] * _CALLS, copy_only=copy_only)
-    with counting(entrant.client.pid) as (counters, refused):  # type: ignore[attr-defined]
+    pid = entrant.client.pid
+    assert pid is not None
+    with counting(pid) as (counters, refused):
         marks = [[c.read() for c in counters]]
         for copy_only in (True, False):
             entrant.burst([0] * _CALLS, copy_only=copy_only)

@@ -22,15 +22,16 @@ class Client(Protocol):
 
     alive: bool
 
+    @property
+    def pid(self) -> int | None:
+        """Of its process; None in the judge's own."""
+
     def answers(self) -> bool:
         """Whether it is still there."""
 
     def request(
         self, op: str, seconds: float, fds: Iterable[int] = (), **fields: Any
     ) -> Mapping[str, Any]: ...
-
-    def processor_s(self) -> float | None:
-        """Seconds that its threads have run so far; None where nobody counts them."""
 
     def kill(self) -> None: ...
 
@@ -41,6 +42,7 @@ class LocalClient:
     def __init__(self, target: Target, threads: int) -> None:
         self.session = Session(target)
         self.alive = True
+        self.pid = None
         self._threads = threads
         self._cpu = target.torch_device().type == "cpu"
 
@@ -49,7 +51,7 @@ class LocalClient:
     ) -> Mapping[str, Any]:
         if op == "inputs":
             self.session.attach_inputs(
-                fields["set"], fields["arena"], fields["tree"], fields["slots"]
+                fields["set"], fields["arena"], fields["tree"], fields["slots"], fields["private"]
             )
         elif op == "outputs":
             self.session.attach_outputs(
@@ -85,9 +87,6 @@ class LocalClient:
                 torch.set_num_threads(before)
                 time.sleep(0.025)  # idle OpenMP threads spin for a while before they sleep
         raise HarnessError(f"no local request {op}")
-
-    def processor_s(self) -> None:
-        return None
 
     def kill(self) -> None:
         if self.alive:
@@ -155,8 +154,9 @@ class Entrant:
                 view.copy_(t)
         self.target.synchronize()
         handle, fds = self._share(made)
-        own = {"private": True} if private else {}
-        self._ask("inputs", fds, set=index, arena=handle, tree=tree, slots=slots, **own)
+        self._ask(
+            "inputs", fds, set=index, arena=handle, tree=tree, slots=slots, private=private
+        )
         self._inputs[index] = views
         return made
 

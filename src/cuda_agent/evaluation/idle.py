@@ -22,15 +22,22 @@ _SHARE = 0.01  # of the window; a process that waits for a message uses none at 
 def processor_s(pid: int) -> float | None:
     """Seconds that the threads of a process and of its descendants have run. None where /proc does
     not tell."""
-    total, found, waiting = 0, False, [pid]
+    ran: list[int] = []
+    for thread in threads_below(pid):
+        with suppress(OSError, ValueError, IndexError):  # a thread that has just ended
+            ran.append(int(Path(f"/proc/{thread}/schedstat").read_text().split()[0]))
+    return sum(ran) / 1e9 if ran else None
+
+
+def threads_below(pid: int) -> list[int]:
+    """Every thread of a process and of its descendants, as far as /proc tells."""
+    found, waiting = [], [pid]
     while waiting:
         for task in Path("/proc", str(waiting.pop()), "task").glob("*"):
-            with suppress(OSError, ValueError, IndexError):  # a thread that has just ended
-                total += int((task / "schedstat").read_text().split()[0])
-                found = True
+            found.append(int(task.name))
             with suppress(OSError):
                 waiting += [int(child) for child in (task / "children").read_text().split()]
-    return total / 1e9 if found else None
+    return found
 
 
 def check(clock: Callable[[], float | None], renew: Callable[[], None]) -> list[Finding]:

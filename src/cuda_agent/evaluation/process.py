@@ -20,7 +20,7 @@ from typing import Any
 
 import cuda_agent
 from cuda_agent.errors import ContestantFailure, HarnessError
-from cuda_agent.evaluation import failures, idle, protocol
+from cuda_agent.evaluation import failures, protocol
 from cuda_agent.evaluation.failures import tail
 
 _START_S = 120.0  # importing torch on a cold, busy machine
@@ -226,9 +226,6 @@ class Contestant:
         status, sentence = failures.of_death(code, said)
         detail = tail(said)
         return ContestantFailure(status, f"{sentence}\n{detail}" if detail else sentence, said)
-
-    def processor_s(self) -> float | None:
-        return idle.processor_s(self.pid)
 
     def output(self) -> str:
         """The end of what it printed."""

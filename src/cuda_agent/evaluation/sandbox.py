@@ -72,9 +72,14 @@ def _column() -> int | None:
     return _MACHINES[platform.machine()][0] if known else None
 
 
-def _call(name: str, *arguments: object) -> int:
-    """A system call by its number; -1 when it failed. Keeps the interpreter's lock, so that a
-    child made by `clone` holds it."""
+def knows_calls() -> bool:
+    """Whether `system_call` works here: Linux, on a machine whose numbers are known."""
+    return _column() is not None
+
+
+def system_call(name: str, *arguments: object) -> int:
+    """A system call by its number; -1 when it failed, with ctypes' errno set. Keeps the
+    interpreter's lock, so that a child made by `clone` holds it."""
     column = _column()
     assert column is not None
     return int(ctypes.PyDLL(None, use_errno=True).syscall(
@@ -103,7 +108,7 @@ def fork() -> tuple[int, bool]:
         return os.fork(), False
     flags = sum(_NAMESPACES.values()) | signal.SIGCHLD
     uid, gid = os.getuid(), os.getgid()
-    pid = _call("clone", flags, 0, 0, 0, 0)
+    pid = system_call("clone", flags, 0, 0, 0, 0)
     if pid < 0:
         return os.fork(), False
     if pid == 0:
@@ -206,7 +211,7 @@ def system_folders() -> list[str]:
 
 def _drop_capabilities() -> None:
     header = struct.pack("=Ii", 0x20080522, 0)  # version 3, this process
-    if _call("capset", header, bytes(24)) != 0:
+    if system_call("capset", header, bytes(24)) != 0:
         raise SandboxError("capabilities could not be dropped")
 
 
@@ -214,7 +219,7 @@ def landlock_version() -> int:
     """The version of Landlock's interface; 0 where there is none."""
     if _column() is None:
         return 0
-    return max(0, _call("landlock_create_ruleset", None, 0, 1))
+    return max(0, system_call("landlock_create_ruleset", None, 0, 1))
 
 
 _READ = 0b1101  # execute, read files, read folders
@@ -234,7 +239,7 @@ def _landlock(readable: list[str], writable: list[str]) -> None:
     scoped = 0b11 if version >= 6 else 0  # abstract sockets and signals of others
     size = 24 if version >= 6 else 16 if version >= 4 else 8
     attributes = struct.pack("=QQQ", handled, network, scoped)
-    ruleset = _call("landlock_create_ruleset", attributes, size, 0)
+    ruleset = system_call("landlock_create_ruleset", attributes, size, 0)
     if ruleset < 0:
         raise SandboxError("Landlock refused the rule set")
     devices = [path for path in _devices() if os.path.exists(path)]
@@ -245,7 +250,7 @@ def _landlock(readable: list[str], writable: list[str]) -> None:
     try:
         for path, rights in rules:
             _landlock_rule(ruleset, path, rights & handled)
-        if _call("landlock_restrict_self", ruleset, 0) != 0:
+        if system_call("landlock_restrict_self", ruleset, 0) != 0:
             raise SandboxError("Landlock refused to restrict the process")
     finally:
         os.close(ruleset)
@@ -266,7 +271,7 @@ def _landlock_rule(ruleset: int, path: str, rights: int) -> None:
         if not os.path.isdir(path):
             rights &= _FILE_ONLY
         rule = struct.pack("=Qi", rights, fd)
-        if _call("landlock_add_rule", ruleset, 1, rule, 0) != 0:
+        if system_call("landlock_add_rule", ruleset, 1, rule, 0) != 0:
             raise SandboxError(f"Landlock refused a rule for {path}")
     finally:
         os.close(fd)
@@ -277,7 +282,7 @@ def seccomp_works() -> bool:
     if _column() is None:
         return False
     action = struct.pack("=I", 0x00050000)  # SECCOMP_RET_ERRNO
-    return _call("seccomp", 2, 0, action) == 0  # SECCOMP_GET_ACTION_AVAIL
+    return system_call("seccomp", 2, 0, action) == 0  # SECCOMP_GET_ACTION_AVAIL
 
 
 def _seccomp() -> None:
@@ -285,7 +290,7 @@ def _seccomp() -> None:
     program = b"".join(struct.pack("=HBBI", *line) for line in filters)
     text = ctypes.create_string_buffer(program, len(program))
     head = struct.pack("@HP", len(filters), ctypes.addressof(text))
-    if _call("seccomp", 1, 0, head) != 0:  # SECCOMP_SET_MODE_FILTER
+    if system_call("seccomp", 1, 0, head) != 0:  # SECCOMP_SET_MODE_FILTER
         raise SandboxError("the filter of system calls was refused")
 
 

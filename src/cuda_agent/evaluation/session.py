@@ -51,7 +51,7 @@ class Session:
     # --- arenas ---------------------------------------------------------------------------------
 
     def attach_inputs(
-        self, index: int, arena: Arena, tree: Any, slots: Sequence[Any], private: bool = False
+        self, index: int, arena: Arena, tree: Any, slots: Sequence[Any], private: bool
     ) -> None:
         """`private`: each tensor in an allocation of its own, as a sanitizer watches them."""
         self._arenas.append(arena)

@@ -130,7 +130,8 @@ class Trial:
                     entrant.client.kill()
                     entrant.forget()
             self.outcome.feedback = feedback.complete(
-                self.outcome.feedback, self.outcome.kernels, self.outcome.fields().get("roofline")
+                self.outcome.feedback, self.outcome.kernels,
+                self.outcome.roofline if self.outcome.status == "ok" else None,
             )
             return self.outcome
         finally:
@@ -368,7 +369,9 @@ class Trial:
         if self.reusing:
             second.check_burst()
             return []
-        if found := idle.check(entrant.client.processor_s, race.renew_all):
+        pid = entrant.client.pid
+        assert pid is not None, "an untrusted candidate runs in a process of its own"
+        if found := idle.check(lambda: idle.processor_s(pid), race.renew_all):
             return found
         accusation = second.accusation()
         return [accusation] if accusation else []

@@ -100,25 +100,14 @@ class _Visitor(ast.NodeVisitor):
     # --- names ----------------------------------------------------------------------------------
 
     def visit_Import(self, node: ast.Import) -> None:
-        for name in node.names:
-            bound = name.asname or name.name.partition(".")[0]
-            self._names[bound] = name.name if name.asname else bound
+        self._names |= sources.bound(node)
 
     def visit_ImportFrom(self, node: ast.ImportFrom) -> None:
-        for name in node.names:
-            full = f"{node.module or ''}.{name.name}".lstrip(".")
-            self._names[name.asname or name.name] = full
+        self._names |= sources.bound(node)
 
     def _dotted(self, node: ast.AST) -> str:
         """The full name of `a.b.c` with imports resolved; "" for anything else."""
-        parts: list[str] = []
-        while isinstance(node, ast.Attribute):
-            parts.append(node.attr)
-            node = node.value
-        if not isinstance(node, ast.Name):
-            return ""
-        name = ".".join([self._names.get(node.id, node.id), *reversed(parts)])
-        return self._sources.resolve(name)
+        return self._sources.resolve(sources.full_name(node, self._names))
 
     def _is_foreign(self, node: ast.AST) -> bool:
         """Whether `a` of `a.b.c` was imported, and not from a file of the candidate."""

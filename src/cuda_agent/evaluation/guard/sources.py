@@ -15,7 +15,7 @@ class Sources:
         self.trees = trees
         paths = {_module(name): name for name in trees}
         self.modules = {path.partition(".")[0] for path in paths}
-        self._imports = {path: imports(trees[name]) for path, name in paths.items()}
+        self._imports = {path: _imports(trees[name]) for path, name in paths.items()}
         self._kinds = {path: _classes(trees[name]) for path, name in paths.items()}
         self._forward = _forward_of(_classes(_parsed(problem)).get("Model"))
 
@@ -34,31 +34,49 @@ class Sources:
         """Whether a class, as `file` calls it, has the reference's forward: it is called Model and
         no other forward stands in the candidate's files, or it inherits from such a one."""
         module, _, short = name.rpartition(".")
-        kind = self._kinds.get(module or _module(file), {}).get(short)
+        path = module or _module(file)
+        kind = self._kinds.get(path, {}).get(short)
         if kind is None:
             return short == "Model"
         own = _forward_of(kind)
         if own is not None:
             return short == "Model" and own == self._forward
-        where, known = f"{module or _module(file)}", self._imports.get(module or _module(file), {})
-        for base in kind.bases if hops else ():
-            full = self.resolve(_full_name(base, known))
-            if self.is_reference(full, f"{where}.py", hops - 1):
-                return True
-        return False
+        known = self._imports.get(path, {})
+        return hops > 0 and any(
+            self.is_reference(self.resolve(full_name(base, known)), f"{path}.py", hops - 1)
+            for base in kind.bases
+        )
 
 
-def imports(tree: ast.Module) -> dict[str, str]:
-    """{bound name: full name} of a file's imports, at any depth."""
+def bound(node: ast.Import | ast.ImportFrom) -> dict[str, str]:
+    """{bound name: full name} of one import statement."""
+    found: dict[str, str] = {}
+    for name in node.names:
+        if isinstance(node, ast.ImportFrom):
+            found[name.asname or name.name] = f"{node.module or ''}.{name.name}".lstrip(".")
+        else:
+            top = name.name.partition(".")[0]
+            found[name.asname or top] = name.name if name.asname else top
+    return found
+
+
+def full_name(node: ast.AST, known: Mapping[str, str]) -> str:
+    """`a.b.c` with `a` as `known` has it; "" for anything but a dotted name."""
+    parts: list[str] = []
+    while isinstance(node, ast.Attribute):
+        parts.append(node.attr)
+        node = node.value
+    if not isinstance(node, ast.Name):
+        return ""
+    return ".".join([known.get(node.id, node.id), *reversed(parts)])
+
+
+def _imports(tree: ast.Module) -> dict[str, str]:
+    """Of all import statements, at any depth."""
     found: dict[str, str] = {}
     for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            for name in node.names:
-                top = name.name.partition(".")[0]
-                found[name.asname or top] = name.name if name.asname else top
-        elif isinstance(node, ast.ImportFrom):
-            for name in node.names:
-                found[name.asname or name.name] = f"{node.module or ''}.{name.name}".lstrip(".")
+        if isinstance(node, (ast.Import, ast.ImportFrom)):
+            found |= bound(node)
     return found
 
 
@@ -94,13 +112,3 @@ def _parsed(text: str) -> ast.Module | None:
         return ast.parse(text)
     except (SyntaxError, ValueError, RecursionError):
         return None
-
-
-def _full_name(node: ast.AST, known: Mapping[str, str]) -> str:
-    parts: list[str] = []
-    while isinstance(node, ast.Attribute):
-        parts.append(node.attr)
-        node = node.value
-    if not isinstance(node, ast.Name):
-        return ""
-    return ".".join([known.get(node.id, node.id), *reversed(parts)])
