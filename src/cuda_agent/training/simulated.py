@@ -52,6 +52,12 @@ class SimulatedSource:
     def close(self) -> None:
         pass
 
+    def __enter__(self) -> SimulatedSource:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
 
 def verdict(problem: TrainingProblem, plan: Plan, tier: str = "screen") -> Verdict:
     """Milliseconds by the model with noise of NOISE (a third of it for an audit)."""
