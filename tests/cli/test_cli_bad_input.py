@@ -9,6 +9,7 @@ from cli_fakes import PROBLEM_TEXT, Workers
 
 from cuda_agent import targets
 from cuda_agent.cli import main
+from cuda_agent.cli.optimize import folder_name
 
 HEAD = "import torch\n\n\nclass Model(torch.nn.Module):\n    def forward(self, x):\n"
 INPUTS = "\n\ndef get_inputs():\n    return [torch.randn(4, 8)]\n"
@@ -108,3 +109,9 @@ def test_help_names_every_verb_and_status(capsys: pytest.CaptureFixture[str]) ->
     out = capsys.readouterr().out
     assert stop.value.code == 0 and "exit status" in out
     assert all(verb in out for verb in ("optimize", "evaluate", "report", "doctor"))
+
+
+def test_a_row_of_a_data_set_gets_a_folder_of_plain_letters() -> None:
+    assert folder_name("torch#12") == "torch_12"
+    assert folder_name("../../etc") == "_.._etc"
+    assert folder_name("...") == "problem"

@@ -57,7 +57,7 @@ def test_tasks_are_captured_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 
 def test_parquet_with_the_published_columns(tmp_path: Path) -> None:
-    pa = pytest.importorskip("pyarrow", reason="pyarrow is not installed (extra `train`)")
+    pa = pytest.importorskip("pyarrow", reason="pyarrow is not installed (extra `data`)")
     parquet = pytest.importorskip("pyarrow.parquet")
     file = tmp_path / "ops.parquet"
     rows = {"ops": ["[softmax]"], "data_source": ["torch#1"], "code": [PROBLEM]}
@@ -65,7 +65,7 @@ def test_parquet_with_the_published_columns(tmp_path: Path) -> None:
     (found,) = tasks.load_tasks([str(file)], simulated.facts("cuda"), cache=tmp_path)
     assert found.problem.name == "torch#1" and found.problem.source == PROBLEM
     parquet.write_table(pa.table({"text": ["x"]}), file)
-    with pytest.raises(ProblemError, match="row 0: no column `code`"):
+    with pytest.raises(ProblemError, match="no column `code`"):
         tasks.load_tasks([str(file)], simulated.facts("cuda"), cache=tmp_path)
 
 

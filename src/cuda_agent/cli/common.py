@@ -23,10 +23,12 @@ def add_problem_options(parser: argparse.ArgumentParser, *, resumable: bool = Fa
     what was typed can be told from what was not."""
     parser.add_argument(
         "problem", metavar="PROBLEM", nargs="?" if resumable else None,
-        help="KernelBench-format file, or package.module:Class with --inputs",
+        help="KernelBench-format file, ops.parquet#ROW, or package.module:Class with --inputs",
     )
     _choice(parser, "--target", TARGETS)
-    _choice(parser, "--dtype", DTYPES)
+    parser.add_argument(
+        "--dtype", choices=DTYPES, help=f"default: what the file declares, else {DTYPES[0]}"
+    )
     _choice(parser, "--precision", get_args(Precision))
     _choice(parser, "--track", get_args(Track))
     parser.add_argument(
@@ -71,7 +73,7 @@ def load(args: argparse.Namespace, target: Target) -> Problem:
     from cuda_agent.problems import load_problem
 
     return load_problem(
-        args.problem, inputs=args.inputs, dtype=args.dtype or DTYPES[0], size=size_for(target)
+        args.problem, inputs=args.inputs, dtype=args.dtype, size=size_for(target)
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import re
 import time
 from pathlib import Path
 from typing import Any, get_args
@@ -21,7 +22,7 @@ from cuda_agent.cli.verdict import show_verdict
 from cuda_agent.errors import OutputError, SettingsError
 from cuda_agent.policies import POLICIES
 from cuda_agent.problems import Instance, materialize
-from cuda_agent.records import DTYPES, Precision, Run, Track
+from cuda_agent.records import Precision, Run, Track
 from cuda_agent.store import Store, new_run_id
 from cuda_agent.targets import Target
 
@@ -87,6 +88,11 @@ def run(args: argparse.Namespace) -> int:
     return SUCCESS if outcome.faster else NOT_FASTER
 
 
+def folder_name(problem: str) -> str:
+    """The name of a row of a data set, such as torch#12, may be anything."""
+    return re.sub(r"[^\w.-]+", "_", problem).strip(".") or "problem"
+
+
 def _new(args: argparse.Namespace) -> tuple[Run, Instance, Target]:
     if args.problem is None:
         raise SettingsError("name a PROBLEM (a file, or package.module:Class), or --resume RUN.")
@@ -94,14 +100,14 @@ def _new(args: argparse.Namespace) -> tuple[Run, Instance, Target]:
     settings = {
         "target": target.name, "policy": args.policy or "search",
         "budget": BUDGET if args.budget is None else args.budget, "minutes": args.minutes,
-        "dtype": args.dtype or DTYPES[0],
         "precision": args.precision or get_args(Precision)[0],
         "track": args.track or get_args(Track)[0], "seed": args.seed or 0, "out": None,
         "baselines": args.baselines, "audit_seconds": args.audit_seconds,
     }
     options = _options(settings)
     problem = common.load(args, target)
-    settings["out"] = str(args.out or Path("solutions") / problem.name)
+    settings["dtype"] = problem.dtype
+    settings["out"] = str(args.out or Path("solutions") / folder_name(problem.name))
     check_out(Path(settings["out"]))
     instance = materialize(problem, target.torch_device(), seed=options.seed)
     refuse_unsound(instance)

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from cuda_agent.errors import ProblemError
-from cuda_agent.records import Problem, content_hash
+from cuda_agent.records import DTYPES, Problem, content_hash
 
 _MESSAGE_LIMIT = 240
 
@@ -86,6 +86,20 @@ def parse(source: str, origin: str) -> ast.Module:
         ) from error
     except ValueError as error:  # null bytes
         raise ProblemError(f"{origin} is not Python text ({error}); give a .py file.") from error
+
+
+def declared_dtype(tree: ast.Module, origin: str) -> str:
+    """What a module-level `DTYPE = "bfloat16"` says; float32 without one. Raises ProblemError."""
+    for node in tree.body:
+        match node:
+            case ast.Assign(targets=[ast.Name(id="DTYPE")], value=ast.Constant(value=str(dtype))):
+                if dtype in DTYPES:
+                    return dtype
+                raise ProblemError(
+                    f"{origin}, line {node.lineno}: there is no problem dtype `{dtype}`; use one "
+                    f"of {', '.join(DTYPES)}."
+                )
+    return DTYPES[0]
 
 
 def execute(problem: Problem) -> ModuleType:

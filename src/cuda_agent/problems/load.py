@@ -1,8 +1,9 @@
-"""A file, `file.py:Class` or `package.module:Class` -> Problem.
+"""A file, a row of a data set, `file.py:Class` or `package.module:Class` -> Problem.
 
 The KernelBench format is Python text that defines `Model`, `get_inputs()` and, if the constructor
-takes arguments, `get_init_inputs()`. Our own suite adds one convention (problems/README.md): a
-module-level `SIZE = "gpu"` picks the entry of `SHAPES`, and `size="cpu"` rewrites that line.
+takes arguments, `get_init_inputs()`. We add two conventions (problems/README.md): a module-level
+`SIZE = "gpu"` picks the entry of `SHAPES`, and `size="cpu"` rewrites that line; a module-level
+`DTYPE = "bfloat16"` is the dtype where the caller gives none.
 """
 
 from __future__ import annotations
@@ -14,12 +15,14 @@ import inspect
 import os
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 
 from cuda_agent.errors import ProblemError
-from cuda_agent.problems.execute import execute, first_line, imports_of, parse
+from cuda_agent.problems.dataset import dataset_problem, is_dataset
+from cuda_agent.problems.execute import declared_dtype, execute, first_line, imports_of, parse
 from cuda_agent.problems.inputspec import input_expressions
 from cuda_agent.records import DTYPES, Problem
 
@@ -33,28 +36,34 @@ def load_problem(
     spec: str | os.PathLike[str],
     *,
     inputs: str | Sequence[str] | None = None,
-    dtype: str = "float32",
+    dtype: str | None = None,
     size: str | None = None,
 ) -> Problem:
     """Reads a problem and checks that its text runs and has the parts of the format.
 
     Args:
-        spec: path of a KernelBench-format file; `file.py:Class`; or `package.module:Class`. A class
-            may carry literal constructor arguments: `torch.nn:LayerNorm(1024, eps=1e-6)`.
+        spec: path of a KernelBench-format file; a row of a data set, `ops.parquet#12`;
+            `file.py:Class`; or `package.module:Class`. A class may carry literal constructor
+            arguments: `torch.nn:LayerNorm(1024, eps=1e-6)`.
         inputs: `"randn(8,512,1024); randint(0, 9, 8)"` or a list of such texts. Required for a
             class; for a file they replace its `get_inputs()`.
-        dtype: floating parameters and inputs get this dtype ("float32", "bfloat16", "float16").
+        dtype: floating parameters and inputs get this dtype ("float32", "bfloat16", "float16");
+            default: what the file declares (`DTYPE = "bfloat16"`), else float32.
         size: "gpu" or "cpu" picks that entry of a suite file's SHAPES; other files ignore it.
     Raises: ProblemError, one sentence that names the file, the line and how to mend it.
     """
-    if dtype not in DTYPES:
+    if dtype is not None and dtype not in DTYPES:
         raise ProblemError(f"There is no problem dtype `{dtype}`; use one of {', '.join(DTYPES)}.")
     if size is not None and size not in SIZES:
         raise ProblemError(f"There is no problem size `{size}`; use one of {', '.join(SIZES)}.")
     text = os.fspath(spec)
     match = _CLASS_SPEC.fullmatch(text.strip())
-    if match and not Path(text).exists():
-        problem = _from_class(text.strip(), match, inputs, dtype)
+    if is_dataset(text):
+        problem = dataset_problem(text, dtype)
+        if inputs is not None:
+            problem = replace(problem, source=_with_inputs(problem.source, inputs))
+    elif match and not Path(text).exists():
+        problem = _from_class(text.strip(), match, inputs, dtype or DTYPES[0])
     else:
         problem = _from_file(Path(text), inputs, dtype, size)
     execute(problem)
@@ -88,7 +97,7 @@ def _origin(path: Path) -> str:
 
 
 def _from_file(
-    path: Path, inputs: str | Sequence[str] | None, dtype: str, size: str | None
+    path: Path, inputs: str | Sequence[str] | None, dtype: str | None, size: str | None
 ) -> Problem:
     source = _read(path)
     origin = _origin(path) if path.suffix == ".py" else str(path)
@@ -96,8 +105,13 @@ def _from_file(
     if size is not None:
         source = with_size(source, size, tree)
     if inputs is not None:
-        source = source.rstrip("\n") + "\n\n\n" + _get_inputs_text(inputs)
-    return Problem(name=path.stem, source=source, origin=origin, dtype=dtype)
+        source = _with_inputs(source, inputs)
+    return Problem(path.stem, source, origin, dtype or declared_dtype(tree, origin))
+
+
+def _with_inputs(source: str, inputs: str | Sequence[str]) -> str:
+    """The later definition of get_inputs() counts."""
+    return source.rstrip("\n") + "\n\n\n" + _get_inputs_text(inputs)
 
 
 def with_size(source: str, size: str, tree: ast.Module | None = None) -> str:

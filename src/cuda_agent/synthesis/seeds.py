@@ -101,6 +101,11 @@ def resolve(name: str) -> Any:
     return getattr(NAMESPACES[space], rest)
 
 
+def _aten(name: str, overload: str) -> Any:
+    """The ATen operator of `torch.sum` and `dim_IntList`."""
+    return getattr(getattr(torch.ops.aten, name.rpartition(".")[2]), overload)
+
+
 @cache
 def signature(name: str, overload: str = "") -> tuple[int, tuple[Parameter, ...]] | None:
     """(further tensor operands, other parameters) of a callable; None where it takes no tensor."""
@@ -115,7 +120,7 @@ def signature(name: str, overload: str = "") -> tuple[int, tuple[Parameter, ...]
         found = tuple(Parameter(p.name, p.default is p.empty) for p in plain)
         return (len(needed) - 1, found) if needed else None
     if overload:
-        return _from_schema(getattr(getattr(torch.ops.aten, name.rpartition(".")[2]), overload))
+        return _from_schema(_aten(name, overload))
     try:
         made = list(inspect.signature(target).parameters.values())
     except (TypeError, ValueError):
@@ -221,9 +226,7 @@ def _probe(name: str, overload: str) -> Seed | None:
     if found is None or found[0] > 2:
         return None
     layouts, keeps, domain, gives, low = [], [], "", [], True
-    pointwise = bool(overload) and torch.Tag.pointwise in getattr(
-        getattr(torch.ops.aten, name.rpartition(".")[2]), overload
-    ).tags
+    pointwise = bool(overload) and torch.Tag.pointwise in _aten(name, overload).tags
     for layout, shape in LAYOUTS.items():
         for trial in range(8):
             need = domain or DOMAINS[trial // 2]

@@ -14,7 +14,7 @@ from cuda_agent.agents.workspace import plan_space
 from cuda_agent.errors import CaptureError, ProblemError, SettingsError
 from cuda_agent.graph import capture
 from cuda_agent.policies import PlanSpace, Task
-from cuda_agent.problems import load_problem, materialize, suite_problems
+from cuda_agent.problems import dataset_problems, load_problem, materialize, suite_problems
 from cuda_agent.records import Problem, content_hash
 from cuda_agent.store import write_file
 from cuda_agent.targets import DeviceFacts
@@ -124,28 +124,12 @@ def _problems(paths: Sequence[str], size: str) -> Iterator[Problem]:
     for text in paths:
         path = Path(text)
         if path.suffix == ".parquet":
-            yield from _parquet(path)
+            yield from dataset_problems(path)
         elif text == "ours" or path.is_dir():
             for file in suite_problems(text):
                 yield load_problem(str(file), size=size)
         else:
             yield load_problem(text, size=size)
-
-
-def _parquet(path: Path) -> Iterator[Problem]:
-    """The published columns: `code` holds a problem file's text, `data_source` its name."""
-    try:
-        from pyarrow import parquet
-    except ImportError as error:
-        raise SettingsError(f"{path} needs pyarrow; pip install 'cuda-agent[train]'.") from error
-    try:
-        rows = parquet.read_table(path).to_pylist()
-    except (OSError, ValueError) as error:
-        raise ProblemError(f"{path} cannot be read as Parquet: {error}.") from error
-    for i, row in enumerate(rows):
-        if not isinstance(row.get("code"), str):
-            raise ProblemError(f"{path}, row {i}: no column `code` with a problem's text.")
-        yield Problem(str(row.get("data_source") or f"{path.stem}-{i}"), row["code"], f"{path}#{i}")
 
 
 def _task(problem: Problem, facts: DeviceFacts, cache: Path, device: str) -> Task | None:
