@@ -107,6 +107,34 @@ class PlanSpace:
             full["regions"][region] = settled
         return full
 
+    def at(self, index: int) -> Plan:
+        """Plan number `index` of len(self); number 0 is the default."""
+        graph, index = _take(self.graph, index)
+        plan: Plan = {"graph": graph, "regions": {}}
+        for region, skills in self.regions.items():
+            index, number = divmod(index, sum(map(_size, skills.values())))
+            for skill, knobs in skills.items():
+                if number < _size(knobs):
+                    plan["regions"][region] = {"skill": skill, "knobs": _take(knobs, number)[0]}
+                    break
+                number -= _size(knobs)
+        if index:
+            raise IndexError(f"there is no such plan; there are {len(self)}")
+        return plan
+
+    def index(self, plan: Plan) -> int:
+        """The number of a plan, see `at`. Raises SettingsError for what is not in this space."""
+        full = self.complete(plan)
+        index, base = _number(self.graph, full["graph"]), _size(self.graph)
+        for region, skills in self.regions.items():
+            choice, before = full["regions"][region], 0
+            for skill, knobs in skills.items():
+                if skill == choice["skill"]:
+                    index += base * (before + _number(knobs, choice["knobs"]))
+                before += _size(knobs)
+            base *= before
+        return index
+
     def random(self, rng: random.Random) -> Plan:
         """Uniform over the graph's options and over the skills and knobs of every region."""
         plan: Plan = {"graph": {n: rng.choice(o) for n, o in self.graph.items()}, "regions": {}}
@@ -152,6 +180,23 @@ def _size(knobs: Choices) -> int:
     for options in knobs.values():
         count *= len(options)
     return count
+
+
+def _take(choices: Choices, number: int) -> tuple[dict[str, Any], int]:
+    """Options by mixed radix, the first choice being the lowest digit; what is left of `number`."""
+    taken = {}
+    for name, options in choices.items():
+        number, digit = divmod(number, len(options))
+        taken[name] = options[digit]
+    return taken, number
+
+
+def _number(choices: Choices, taken: Mapping[str, Any]) -> int:
+    number, base = 0, 1
+    for name, options in choices.items():
+        number += base * options.index(taken[name])
+        base *= len(options)
+    return number
 
 
 def _check(choices: Choices, name: str, value: Any, what: str) -> None:

@@ -25,9 +25,10 @@ SOURCES = ("simulated", "recorded", "live")
 
 @dataclass(frozen=True)
 class Data:
-    """`problems`: files, folders of problem files, Parquet files with a `code` column, or "ours".
-    Relative paths start at the config file's folder. `validation`: the same, never trained on.
-    `limit` takes only the first so many (0: all)."""
+    """`problems`: files, folders of problem files, Parquet files with a `code` column, or "ours";
+    for recorded verdicts also the table, "TABLE#train" or "TABLE#held-out". Relative paths start at
+    the config file's folder. `validation`: the same, never trained on. `limit` takes only the first
+    so many (0: all)."""
 
     problems: tuple[str, ...] = ("ours",)
     validation: tuple[str, ...] = ()

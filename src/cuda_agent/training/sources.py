@@ -17,6 +17,8 @@ from cuda_agent.policies import Plan
 from cuda_agent.records import Verdict
 from cuda_agent.training import simulated
 from cuda_agent.training.config import Environment
+from cuda_agent.training.recorded import RecordedSource, load_recorded
+from cuda_agent.training.table import Table
 from cuda_agent.training.tasks import TrainingProblem, load_tasks
 
 
@@ -46,13 +48,16 @@ class Source(Protocol):
 def load_problems(
     environment: Environment, paths: Sequence[str], *, cache: Path, limit: int = 0,
 ) -> list[TrainingProblem]:
-    """The problems at `paths` with the spaces that `open_source(environment)` answers.
+    """The problems at `paths` with the spaces that `open_source(environment)` answers. For
+    "recorded" a path may be the table itself or a split of it: "TABLE#train", "TABLE#held-out".
 
     Raises: ProblemError for a path that holds no problem; SettingsError when nothing is left;
     TargetUnavailable for "live".
     """
     if environment.source == "recorded":
-        raise _missing(environment)
+        file = _table_file(environment)
+        limits = environment.space_limit, limit
+        return load_recorded(Table.load(file), file, paths, *limits)
     device = "cpu"
     if environment.source == "simulated":
         facts = simulated.facts(environment.target)
@@ -71,7 +76,19 @@ def open_source(environment: Environment, *, cache: Path, seed: int = 0) -> Sour
     """
     if environment.source == "simulated":
         return simulated.SimulatedSource()
+    if environment.source == "recorded":
+        file = _table_file(environment)
+        return RecordedSource(Table.load(file), seed, str(file))
     raise _missing(environment)
+
+
+def _table_file(environment: Environment) -> Path:
+    if not environment.table:
+        raise SettingsError(
+            "environment.source 'recorded' needs environment.table, a file made by "
+            "`cuda-agent record`."
+        )
+    return Path(environment.table)
 
 
 def _missing(environment: Environment) -> SettingsError:

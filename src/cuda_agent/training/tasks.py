@@ -47,7 +47,7 @@ def load_tasks(
     """
     size = "gpu" if facts.target == "cuda" and device != "cpu" else "cpu"
     found: dict[str, TrainingProblem] = {}
-    for problem in _problems(paths, size):
+    for problem in read_problems(paths, size):
         if limit and len(found) >= limit:
             break
         task = _task(problem, facts, cache, device)
@@ -120,7 +120,8 @@ def _restrict(space: PlanSpace, kept: Mapping[tuple[str, ...], set[int]]) -> Pla
     )
 
 
-def _problems(paths: Sequence[str], size: str) -> Iterator[Problem]:
+def read_problems(paths: Sequence[str], size: str) -> Iterator[Problem]:
+    """Those at `paths`, see config.Data; `size` as load_problem takes it. Raises ProblemError."""
     for text in paths:
         path = Path(text)
         if path.suffix == ".parquet":

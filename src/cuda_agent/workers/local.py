@@ -13,6 +13,7 @@ import os
 import queue
 import threading
 import time
+from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import asdict
 from multiprocessing.connection import Connection
@@ -28,6 +29,67 @@ _ATTEMPTS = 2
 _USER_ERRORS = {e.__name__: e for e in (ProblemError, TargetUnavailable, SettingsError)}
 _STARTING = threading.Lock()  # the environment is changed while a process starts
 _Job = tuple[Candidate, "Future[Verdict]"]
+
+
+class Child:
+    """A process of ours behind a pipe, for one thread. It starts with the first question, and a new
+    one takes the place of one that died.
+
+    Args:
+        work: function of a module, called in the process with its end of the pipe and `args`; it
+            answers what it receives until the other end hangs up.
+    """
+
+    def __init__(self, work: Callable[..., None], *args: Any) -> None:
+        self._work = work
+        self._args = args
+        self._pipe: Connection | None = None
+        self.process: multiprocessing.process.BaseProcess | None = None
+
+    def ask(self, question: Any) -> Any:
+        """The answer. A process that dies over it takes nothing with it: a new one is asked, once;
+        dying again raises HarnessError."""
+        for attempt in range(_ATTEMPTS):
+            try:
+                pipe = self._pipe = self._pipe or self._spawn()
+                pipe.send(question)
+                return pipe.recv()
+            except (EOFError, OSError) as error:
+                self.close()
+                if attempt == _ATTEMPTS - 1:
+                    name = type(error).__name__
+                    raise HarnessError(f"the worker died {_ATTEMPTS} times ({name})") from error
+        raise AssertionError("unreachable")
+
+    def _spawn(self) -> Connection:
+        ours, theirs = multiprocessing.Pipe()
+        process = multiprocessing.get_context("spawn").Process(
+            target=self._work, args=(theirs, *self._args), daemon=False
+        )
+        with _STARTING, _environment(OMP_WAIT_POLICY="passive"):
+            process.start()
+        theirs.close()
+        self.process = process
+        return ours
+
+    def close(self) -> None:
+        """Hang up; the process ends by itself when it reads the end, and is ended if not."""
+        if self._pipe is not None:
+            self._pipe.close()
+            self._pipe = None
+        if self.process is not None:
+            self.process.join(30)
+            if self.process.is_alive():
+                self.process.kill()
+                self.process.join()
+        self.process = None
+
+
+def failure(answer: dict[str, Any]) -> Exception:
+    """What a child's {"error": class name, "text": message} stands for: the user's errors as they
+    were, everything else a HarnessError."""
+    kind: type[Exception] = _USER_ERRORS.get(answer["error"], HarnessError)
+    return kind(answer["text"])
 
 
 class LocalPool:
@@ -46,15 +108,22 @@ class LocalPool:
             )
         if workers < 1:
             raise SettingsError(f"a pool needs at least one worker, not {workers}")
-        self._job_data = (problem.to_json(), asdict(settings), str(cache_dir), seed)
+        self._problem, self._settings = problem, settings
+        data = (problem.to_json(), asdict(settings), str(cache_dir), seed)
         self._jobs: queue.Queue[_Job | None] = queue.Queue()
         self._closed = False
-        self.processes: list[multiprocessing.process.BaseProcess | None] = [None] * workers
+        self._children = [Child(_work, *data) for _ in range(workers)]
         self._threads = [
-            threading.Thread(target=self._serve, args=(i,), daemon=True) for i in range(workers)
+            threading.Thread(target=self._serve, args=(child,), daemon=True)
+            for child in self._children
         ]
         for thread in self._threads:
             thread.start()
+
+    @property
+    def processes(self) -> list[multiprocessing.process.BaseProcess | None]:
+        """Those that run, None where one has not started."""
+        return [child.process for child in self._children]
 
     def evaluate(self, candidate: Candidate) -> Verdict:
         return self.submit(candidate).result()
@@ -85,68 +154,37 @@ class LocalPool:
     ) -> None:
         self.close()
 
-    # --- one thread for each process ------------------------------------------------------------
-
-    def _serve(self, index: int) -> None:
-        pipe: Connection | None = None
+    def _serve(self, child: Child) -> None:
         while (job := self._jobs.get()) is not None:
             candidate, future = job
             if not future.set_running_or_notify_cancel():
                 continue
             start = time.perf_counter()
-            for attempt in range(_ATTEMPTS):
-                try:
-                    pipe = pipe or self._spawn(index)
-                    pipe.send(candidate.to_json())
-                    self._resolve(future, pipe.recv())
-                    break
-                except (EOFError, OSError) as error:
-                    self._bury(index, pipe)
-                    pipe = None
-                    if attempt == _ATTEMPTS - 1:
-                        future.set_result(self._lost(candidate, error, time.perf_counter() - start))
-        self._bury(index, pipe)
+            try:
+                answer = child.ask(candidate.to_json())
+            except HarnessError as error:
+                seconds = time.perf_counter() - start
+                future.set_result(
+                    lost(self._problem, candidate.hash, self._settings, str(error), seconds)
+                )
+                continue
+            if "verdict" in answer:
+                future.set_result(Verdict.from_json(answer["verdict"]))
+            else:
+                future.set_exception(failure(answer))
+        child.close()
 
-    def _spawn(self, index: int) -> Connection:
-        ours, theirs = multiprocessing.Pipe()
-        process = multiprocessing.get_context("spawn").Process(
-            target=_work, args=(theirs, *self._job_data), daemon=False
-        )
-        with _STARTING, _environment(OMP_WAIT_POLICY="passive"):
-            process.start()
-        theirs.close()
-        self.processes[index] = process
-        return ours
 
-    def _bury(self, index: int, pipe: Connection | None) -> None:
-        """Hang up; the process ends by itself when it reads the end, and is ended if not."""
-        if pipe is not None:
-            pipe.close()
-        process = self.processes[index]
-        if process is not None:
-            process.join(30)
-            if process.is_alive():
-                process.kill()
-                process.join()
-        self.processes[index] = None
-
-    @staticmethod
-    def _resolve(future: Future[Verdict], answer: dict[str, Any]) -> None:
-        if "verdict" in answer:
-            future.set_result(Verdict.from_json(answer["verdict"]))
-            return
-        kind = _USER_ERRORS.get(answer["error"], HarnessError)
-        future.set_exception(kind(answer["text"]))
-
-    def _lost(self, candidate: Candidate, error: Exception, seconds: float) -> Verdict:
-        problem, settings = Problem.from_json(self._job_data[0]), Settings(**self._job_data[1])
-        return Verdict(
-            status="harness_error", problem=problem.name, problem_hash=problem.hash,
-            candidate_hash=candidate.hash, target=settings.target, tier=settings.tier,
-            track=settings.track, precision=settings.precision, dtype=problem.dtype,
-            feedback=f"the worker died {_ATTEMPTS} times ({type(error).__name__})",
-            seconds={"total": seconds},
-        )
+def lost(
+    problem: Problem, candidate_hash: str, settings: Settings, why: str, seconds: float = 0.0
+) -> Verdict:
+    """The verdict where none could be had: our failure, never charged to the candidate."""
+    return Verdict(
+        status="harness_error", problem=problem.name, problem_hash=problem.hash,
+        candidate_hash=candidate_hash, target=settings.target, tier=settings.tier,
+        track=settings.track, precision=settings.precision, dtype=problem.dtype,
+        feedback=why, seconds={"total": seconds},
+    )
 
 
 @contextlib.contextmanager
