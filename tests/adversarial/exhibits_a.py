@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import platform
-
 from museum import (
     CUDA_LAUNCH,
     RIGHT,
+    X86,
     Exhibit,
     body,
     cuda,
@@ -169,7 +168,6 @@ PLAIN_DETOUR = DETOUR.replace("PROTECT", "mprotect")
 PASTED_DETOUR = DETOUR.replace("PROTECT(", "GLUE(mpro, tect)(").replace(
     "#include <cstring>", "#include <cstring>\n#define GLUE(a, b) a##b"
 )
-X86 = platform.machine() == "x86_64"
 
 # --- calls that do not do their own work --------------------------------------------------------
 

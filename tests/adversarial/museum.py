@@ -6,6 +6,7 @@ docs/threat-model.md; the rooms are exhibits_a.py to exhibits_f.py.
 
 from __future__ import annotations
 
+import platform
 import textwrap
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -89,6 +90,9 @@ def on_gpu(
 def problem(name: str, source: str, dtype: str = "float32") -> Problem:
     return Problem(name=name, source=source, origin=f"{name}.py", dtype=dtype)
 
+
+# A cheat of machine code or of system calls by number is written for this one.
+X86 = platform.machine() == "x86_64"
 
 # --- texts --------------------------------------------------------------------------------------
 

@@ -40,6 +40,7 @@ def seen(folder: Path, text: str) -> str:
         ("import builtins\ngetattr(builtins, 'ex' + 'ec')('x = 1')", "C14"),
         ("def f(): ...\ndef g(): ...\nsetattr(f, '__co' + 'de__', g.__code__)", "A6"),
         ("import subprocess\nsubprocess.run(['true', 'pip', 'install'])", "C15"),
+        ("import importlib\nimportlib.import_module('pip._internal.cli.main')", "C15"),
         ("open('/pro' + 'c/self/mem', 'rb')", "C6"),
         ("import os\ngetattr(os, 'ki' + 'll')(os.getpid(), 28)", "C2"),
     ],
@@ -63,3 +64,9 @@ def test_what_is_disguised_is_named(tmp_path: Path, text: str, rule: str) -> Non
 )
 def test_what_libraries_and_honest_code_do_is_not(tmp_path: Path, text: str) -> None:
     assert seen(tmp_path, text) == ""
+
+
+def test_what_is_noticed_is_not_done(tmp_path: Path) -> None:
+    text = "try:\n    exec('open(__file__ + \".did\", \"w\")')\nexcept RuntimeError:\n    pass"
+    assert seen(tmp_path, text).startswith("C14: ")
+    assert not (tmp_path / "foreign.py.did").exists()

@@ -136,9 +136,11 @@ class Contestant:
                 return
             reply: dict[str, Any]
             try:
-                reply = getattr(self, f"do_{request['op']}")(request, fds)
-                if self.tripwire is not None:
-                    self.tripwire.raise_if_tripped()
+                try:
+                    reply = getattr(self, f"do_{request['op']}")(request, fds)
+                finally:  # whatever came of it: a candidate may catch what the tripwire raised
+                    if self.tripwire is not None:
+                        self.tripwire.raise_if_tripped()
             except BaseException as error:  # SystemExit of the candidate as well
                 reply = _failure(error, request["op"])
             self.channel.send({"seq": request["seq"], **reply})

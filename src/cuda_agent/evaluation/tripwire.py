@@ -26,9 +26,10 @@ _EVENTS = {
     "marshal.loads": "C14: runs what it decodes",
 }
 _FUNCTION_PARTS = {"__code__", "__defaults__", "__kwdefaults__"}
+_INSTALLS = "C15: installs packages while it is judged"
 _INSTALLERS = {"pip", "pip3", "conda", "mamba", "uv"}
 # Modules that do a candidate's bidding: who called them is who asked.
-_GO_BETWEENS = ("/inspect.py", "/traceback.py", "/subprocess.py")
+_GO_BETWEENS = ("/inspect.py", "/traceback.py", "/subprocess.py", "/importlib/__init__.py")
 
 
 class Tripped(RuntimeError):
@@ -36,7 +37,8 @@ class Tripped(RuntimeError):
 
 
 class Tripwire:
-    """Set once in a process, before a candidate is loaded. `seen`: the first thing noticed."""
+    """Set once in a process, before a candidate is loaded. `seen`: the first thing noticed, which
+    also is not done: the call raises Tripped."""
 
     def __init__(self, folders: Sequence[str]) -> None:
         self.folders = tuple(folders)
@@ -59,13 +61,19 @@ class Tripwire:
         self._inside = True  # asking for the frame is such an event as well
         try:
             frame: Any = sys._getframe(1)
-            while frame is not None and frame.f_code.co_filename.endswith(_GO_BETWEENS):
+            while frame is not None and _goes_between(frame.f_code.co_filename, event):
                 frame = frame.f_back
             file = frame.f_code.co_filename if frame is not None else ""
             if file.startswith(self.folders) or file == "<string>":
                 self.seen = f"{said} ({event}, line {frame.f_lineno} of {file.rpartition('/')[2]})"
         finally:
             self._inside = False
+        self.raise_if_tripped()
+
+
+def _goes_between(file: str, event: str) -> bool:
+    imports = file.startswith("<frozen importlib") or "/site-packages/pip/" in file
+    return file.endswith(_GO_BETWEENS) or (event == "import" and imports)
 
 
 def _by_arguments(event: str, args: tuple[Any, ...]) -> str:
@@ -80,5 +88,7 @@ def _by_arguments(event: str, args: tuple[Any, ...]) -> str:
         return "C6: reads the memory of a process"
     if event == "subprocess.Popen":
         words = {str(word).rpartition("/")[2] for word in args[1] or ()}
-        return "C15: installs packages while it is judged" if words & _INSTALLERS else ""
+        return _INSTALLS if words & _INSTALLERS else ""
+    if event == "import":
+        return _INSTALLS if args[0].partition(".")[0] in _INSTALLERS else ""
     return ""

@@ -78,11 +78,15 @@ _DECORATION = re.compile(
 def inspect(file: str, text: str, track: Track) -> list[Finding]:
     code = stripped(text)
     searched = _without_own(code)
+    pasted = _without_own(macros.expanded(code)) if "##" in code else ""
     found = []
     for rule, pattern, what in _RULES:
         if hit := re.search(pattern, searched):
             place = _place(file, code, hit.start())
             found.append(Finding(rule, f"{place}: {hit[0].strip()[:60]!r} {what}"))
+        elif hit := re.search(pattern, pasted):
+            said = f"{hit[0].strip()[:60]!r}, put together by a macro,"
+            found.append(Finding(rule, f"{file}: {said} {what}"))
     if hit := next((m for m in _DETACH.finditer(code) if _is_thread(m, code)), None):
         place = _place(file, code, hit.start())
         found.append(Finding("A2", f"{place}: {hit[0]!r} leaves a thread running after the call"))

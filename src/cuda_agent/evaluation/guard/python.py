@@ -54,6 +54,7 @@ _PREFIXES = {
 }
 _FRAME_ATTRIBUTES = {"f_back", "f_locals", "f_globals", "tb_frame", "gi_frame", "cr_frame"}
 _FUNCTION_PARTS = {"__code__", "__globals__", "__closure__", "__defaults__"}
+_COMPARISONS = {"allclose", "isclose", "equal", "array_equal", "assert_close", "assert_allclose"}
 _TORCH_HOOKS = {"__torch_function__", "__torch_dispatch__"}
 _OPEN_SETTINGS = ("torch.backends.", "torch._dynamo.config", "torch._inductor.config")
 # Not what a process may ask about itself: its threads, cores and memory limits.
@@ -200,7 +201,8 @@ class _Visitor(ast.NodeVisitor):
         elif name in ("sys.stdout", "sys.stderr", "builtins.print"):
             self._report("C16", target, f"replaces {name}")
         elif self._is_foreign(target) and not name.startswith(_OPEN_SETTINGS):
-            self._report("A5", target, f"patches {name}")
+            rule = "C13" if target.attr in _COMPARISONS else "A5"
+            self._report(rule, target, f"patches {name}")
 
     def visit_ClassDef(self, node: ast.ClassDef) -> None:
         bases = [self._dotted(base) for base in node.bases]
