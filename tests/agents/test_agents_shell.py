@@ -8,6 +8,7 @@ import socket
 import subprocess
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -255,3 +256,18 @@ def test_without_its_walls_there_is_no_shell(
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     with pytest.raises(ShellUnavailable, match="Landlock"):
         shell.run("echo x")
+
+
+@behind_walls
+def test_a_command_is_halted_from_another_thread_and_not_charged_for_it(shell: Shell) -> None:
+    shell.run("true")
+    with ThreadPoolExecutor(1) as threads:
+        future = threads.submit(
+            shell.run, "for i in 1 2 3 4 5 6; do sleep 0.1; done; echo done", timeout_s=1.5
+        )
+        time.sleep(0.2)
+        with shell.halted():
+            time.sleep(1.6)
+            assert not future.done()
+        ran = future.result(timeout=10)
+    assert ran.text == "done\n" and ran.seconds > 2

@@ -7,6 +7,7 @@ from pathlib import Path
 from types import TracebackType
 
 from cuda_agent.evaluation import Judge, Pool, Settings
+from cuda_agent.evaluation.apart import Compiled, Examined, compile_only, examine
 from cuda_agent.problems import Instance
 from cuda_agent.records import Candidate, Problem, Verdict
 
@@ -33,6 +34,12 @@ class InlineWorker:
         except Exception as error:
             future.set_exception(error)
         return future
+
+    def compile_only(self, candidate: Candidate) -> Compiled:
+        return compile_only(self.judge, candidate)
+
+    def examine(self, candidate: Candidate, counters: bool, memory: bool) -> Examined:
+        return examine(self.judge, candidate, counters, memory)
 
     def close(self) -> None:
         self.judge.close()

@@ -97,6 +97,11 @@ class Folder:
                     os.unlink(temporary, dir_fd=parent)
                 raise
 
+    def remove(self, path: str) -> None:
+        """A file, or a link itself. Raises PathRefused, or FileNotFoundError."""
+        with self._parent(path, make=False) as (parent, name):
+            os.unlink(name, dir_fd=parent)
+
     def append(self, path: str, data: bytes) -> None:
         """To a file that is made where it is missing. Raises PathRefused."""
         with self._parent(path, make=True) as (parent, name):

@@ -8,13 +8,14 @@ shell with all that it started; the next command gets a new one.
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import json
 import os
 import re
-import select
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -54,15 +55,19 @@ class Ran:
 
 
 class Shell:
-    """`protected`: absolute paths inside the folder that stay as they are. One caller at a time,
-    except for `close`."""
+    """`protected`: absolute paths inside the folder that stay as they are. One caller at a time;
+    `halted` and `close` from any thread."""
 
     def __init__(self, folder: Folder, protected: Sequence[str] = (), threads: int = 1) -> None:
         self.folder = folder
         self._protected = [*protected]
         self._threads = threads
         self._process: subprocess.Popen[bytes] | None = None
-        self._unread = b""
+        self._heard: collections.deque[dict[str, Any]] = collections.deque()
+        self._news = threading.Condition()
+        self._held = 0  # characters in `_heard`
+        self._halted = self._gone = False
+        self._paused_s = 0.0
         self._number = 0
         self._read: dict[int, int] = {}  # job: bytes that were shown
 
@@ -152,27 +157,30 @@ class Shell:
         if not self.alive:
             yield
             return
+        start = time.monotonic()
         self._halt(True)
         try:
             yield
         finally:
+            self._paused_s += time.monotonic() - start  # not charged to a command
             if self.alive:
                 self._halt(False)
 
     def _halt(self, halt: bool) -> None:
         with contextlib.suppress(_Gone):
             self._send({"halt": halt})
-            for event in self._events(time.monotonic() + _ANSWER_S):
-                if event.get("halted") is halt:
+            with self._news:
+                self._news.wait_for(lambda: self._halted is halt or self._gone, _ANSWER_S)
+                if self._halted is halt:
                     return
         self.close()
 
     def close(self) -> None:
         """End the shell and all that it started."""
-        process, self._process, self._unread = self._process, None, b""
+        process, self._process = self._process, None
         if process is None:
             return
-        assert process.stdin is not None and process.stdout is not None
+        assert process.stdin is not None
         with contextlib.suppress(OSError):
             process.stdin.close()  # the outer process then ends the inside, and waits for it
         try:
@@ -180,7 +188,6 @@ class Shell:
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
-        process.stdout.close()
 
     def _ensure(self) -> subprocess.Popen[bytes]:
         if self.alive:
@@ -201,6 +208,9 @@ class Shell:
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
             env=environment, cwd="/", start_new_session=True,
         )  # fmt: skip
+        self._heard.clear()
+        self._held, self._halted, self._gone = 0, False, False
+        threading.Thread(target=self._listen, args=(self._process,), daemon=True).start()
         with contextlib.suppress(_Gone):
             for event in self._events(time.monotonic() + _ANSWER_S):
                 if event.get("ready"):
@@ -222,25 +232,44 @@ class Shell:
         except OSError:
             raise _Gone from None
 
+    def _listen(self, process: subprocess.Popen[bytes]) -> None:
+        """Takes in what one process says, until its end; nobody need be waiting."""
+        assert process.stdout is not None
+        while line := process.stdout.readline(_MAX_LINE):
+            try:
+                event = json.loads(line)
+            except ValueError:
+                continue
+            with self._news:
+                if self._process is not process or not isinstance(event, dict):
+                    continue
+                if isinstance(event.get("halted"), bool):
+                    self._halted = event["halted"]
+                elif self._held <= MAX_OUTPUT or "out" not in event:  # more is not kept
+                    self._held += len(str(event.get("out", "")))
+                    self._heard.append(event)
+                self._news.notify_all()
+        process.stdout.close()
+        with self._news:
+            self._gone = self._gone or self._process in (process, None)
+            self._news.notify_all()
+
     def _events(self, deadline: float) -> Iterator[dict[str, Any]]:
-        """Messages until the deadline. Raises _Gone at the end of the other side."""
+        """Messages until the deadline, which waits while the shell is halted. Raises _Gone at the
+        end of the other side."""
+        before = self._paused_s
         while True:
-            while b"\n" in self._unread:
-                line, _, self._unread = self._unread.partition(b"\n")
-                with contextlib.suppress(ValueError):
-                    if isinstance(event := json.loads(line), dict):
-                        yield event
-            process, left = self._process, deadline - time.monotonic()
-            if process is None or process.stdout is None or process.stdout.closed:
-                raise _Gone
-            if left <= 0:
-                return
-            with contextlib.suppress(ValueError):  # closed by another thread
-                if select.select([process.stdout], [], [], min(left, 0.5))[0]:
-                    data = os.read(process.stdout.fileno(), 1 << 16)
-                    if not data or len(self._unread) > _MAX_LINE:
+            with self._news:
+                while not self._heard:
+                    left = deadline + self._paused_s - before - time.monotonic()
+                    if self._gone or self._process is None:
                         raise _Gone
-                    self._unread += data
+                    if left <= 0 and not self._halted:
+                        return
+                    self._news.wait(max(0.02, min(left, 0.5)))
+                event = self._heard.popleft()
+                self._held -= len(str(event.get("out", "")))
+            yield event
 
 
 def _integer(value: object) -> int | None:
