@@ -39,9 +39,3 @@ def test_simulated(tmp_path: Path) -> None:
         with pytest.raises(SettingsError, match="no region 'r9'"):
             source.submit(problem, {"regions": {"r9": {"skill": "torch"}}})
     assert verdict == simulated.verdict(problem, problem.space.default())
-
-
-@pytest.mark.parametrize("name", ["live"])
-def test_what_is_not_there_says_so(name: str, tmp_path: Path) -> None:
-    with pytest.raises(SettingsError, match=f"'{name}' is not there yet"):
-        open_source(Environment(source=name), cache=tmp_path)

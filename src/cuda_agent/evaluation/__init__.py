@@ -10,15 +10,19 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from cuda_agent.evaluation.forms import detect_form, load_candidate
-    from cuda_agent.evaluation.judge import Judge, contestant_pool
+    from cuda_agent.evaluation.judge import Judge, contestant_pool, shares_contestants
     from cuda_agent.evaluation.process import Pool
     from cuda_agent.evaluation.settings import Settings
 
-__all__ = ["Judge", "Pool", "Settings", "contestant_pool", "detect_form", "load_candidate"]
+__all__ = [
+    "Judge", "Pool", "Settings", "contestant_pool", "detect_form", "load_candidate",
+    "shares_contestants",
+]
 
 _HOMES = {
     "Judge": "judge", "Pool": "process", "Settings": "settings", "detect_form": "forms",
     "load_candidate": "forms", "contestant_pool": "judge",
+    "shares_contestants": "judge",
 }
 
 

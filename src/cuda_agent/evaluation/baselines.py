@@ -149,11 +149,16 @@ class Baselines:
             return self._instance.model
         return torch.compile(self._instance.model, mode=None if mode == "default" else mode)
 
+    def release(self, names: Sequence[str]) -> None:
+        """Ends their processes; asked for again, they start again."""
+        for name in names:
+            if name in self._entrants:
+                entrant = self._entrants.pop(name)
+                entrant.client.kill()
+                entrant.forget()
+
     def close(self) -> None:
-        for entrant in self._entrants.values():
-            entrant.client.kill()
-            entrant.forget()
-        self._entrants.clear()
+        self.release(list(self._entrants))
 
 
 class BaselineStore:

@@ -48,6 +48,7 @@ from cuda_agent.records import BASELINES, Candidate, Finding, Interval, Problem,
 
 _ATTEMPTS = 2
 _UNKNOWN = -1  # operations not counted yet
+_ROOM_BYTES = 8 << 30  # of address space for a small problem's contestants, beside torch's own
 _HELD_BYTES = 12 << 30  # of input sets at a time, so that judges side by side fit a device
 
 
@@ -175,6 +176,8 @@ class Judge:
                     for entrant in entrants.values():
                         entrant.drop()
                     race.close()
+            if self.settings.tier == "screen":  # which goes on with eager alone
+                self.baselines.release([name for name in entrants if name != "eager"])
             method = profile.method(race, trusted=True)
             timings = {n: stats.timing(race.times(n), method) for n in race.samples}
             self._measured = timings, race.ratios() if timings else {}, dict(self.baselines.missing)
@@ -297,6 +300,16 @@ class Judge:
         self.close()
 
 
+def shares_contestants(instance: Instance) -> bool:
+    """Whether the contestants of other small problems will do for this one: their memory is limited
+    alike."""
+    return _wanted_bytes(instance) <= _ROOM_BYTES
+
+
+def _wanted_bytes(instance: Instance) -> int:
+    return 16 * (instance.input_bytes + instance.parameter_bytes)
+
+
 def contestant_pool(instance: Instance, settings: Settings) -> Pool:
     """Contestants' processes for the judges of one problem; their server begins to start."""
     target = targets.resolve(settings.target)
@@ -305,6 +318,6 @@ def contestant_pool(instance: Instance, settings: Settings) -> Pool:
     if target.torch_device().type == "cpu":
         # Of address space, so that a huge allocation fails there instead of waking the system's
         # killer. CUDA reserves far more addresses than memory: no limit there.
-        room = max(8 << 30, 16 * (instance.input_bytes + instance.parameter_bytes))
+        room = max(_ROOM_BYTES, _wanted_bytes(instance))
         limit = int(min(room, max(4 << 30, target.free_memory_bytes())) + (6 << 30))
     return Pool(target.name, threads, limit)

@@ -13,10 +13,12 @@ from typing import Protocol, Self
 
 from cuda_agent import targets
 from cuda_agent.errors import SettingsError
+from cuda_agent.evaluation import Settings
 from cuda_agent.policies import Plan
 from cuda_agent.records import Verdict
 from cuda_agent.training import simulated
 from cuda_agent.training.config import Environment
+from cuda_agent.training.live import LiveSource
 from cuda_agent.training.recorded import RecordedSource, load_recorded
 from cuda_agent.training.table import Table
 from cuda_agent.training.tasks import TrainingProblem, load_tasks
@@ -70,7 +72,8 @@ def load_problems(
 
 
 def open_source(environment: Environment, *, cache: Path, seed: int = 0) -> Source:
-    """`cache` holds what was compiled and measured; `seed` settles the noise of "recorded".
+    """`cache` holds what was compiled and measured; `seed` settles the noise of "recorded" and the
+    inputs of "live".
 
     Raises: SettingsError for a table that is missing or damaged; TargetUnavailable for "live".
     """
@@ -79,7 +82,8 @@ def open_source(environment: Environment, *, cache: Path, seed: int = 0) -> Sour
     if environment.source == "recorded":
         file = _table_file(environment)
         return RecordedSource(Table.load(file), seed, str(file))
-    raise _missing(environment)
+    settings = Settings(target=environment.target)
+    return LiveSource(settings, cache=cache, workers=environment.workers, seed=seed)
 
 
 def _table_file(environment: Environment) -> Path:
@@ -89,9 +93,3 @@ def _table_file(environment: Environment) -> Path:
             "`cuda-agent record`."
         )
     return Path(environment.table)
-
-
-def _missing(environment: Environment) -> SettingsError:
-    return SettingsError(
-        f"environment.source {environment.source!r} is not there yet; use 'simulated'."
-    )
