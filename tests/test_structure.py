@@ -28,7 +28,8 @@ ORDER: tuple[tuple[str, ...], ...] = (
     ("workers",),
     ("policies",),
     ("agents", "rewards"),
-    ("synthesis", "training", "benchmark"),
+    ("benchmark",),
+    ("synthesis", "training"),
     ("api",),
     ("cli",),
 )

@@ -127,15 +127,8 @@ class Store:
         path = self.root / "held" / run_id
         with self._writing():
             path.parent.mkdir(parents=True, exist_ok=True)
-            file = open(path, "a")  # noqa: SIM115  (closed below, also when the lock is taken)
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            file.close()
-            raise SettingsError(
-                f"run {run_id} is being worked on by another process; wait for it or stop it."
-            ) from None
-        with file:
+            path.touch()
+        with hold_file(path, f"run {run_id}"):
             yield
 
     # --- files ----------------------------------------------------------------------------------
@@ -230,6 +223,19 @@ def _whole_lines(index: Any) -> int:
         if found >= 0:
             return start + found + 1
     return 0
+
+
+@contextlib.contextmanager
+def hold_file(path: Path, what: str) -> Iterator[None]:
+    """Makes this process the only one that holds `path`, until it dies. Raises SettingsError."""
+    with open(path, "a") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise SettingsError(
+                f"{what} is being worked on by another process; wait for it or stop it."
+            ) from None
+        yield
 
 
 def write_file(path: Path, data: bytes) -> None:

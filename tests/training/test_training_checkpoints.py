@@ -15,7 +15,7 @@ import torch
 
 from cuda_agent.errors import OutputError
 from cuda_agent.training import checkpoints
-from cuda_agent.training.checkpoints import Checkpoints, Position, restore_random
+from cuda_agent.training.checkpoints import Checkpoints, Position
 
 WRITER = """
 import sys, torch
@@ -51,7 +51,7 @@ def test_newest_whole_checkpoint_after_kill_9_at_random_moments(tmp_path: Path) 
         assert found is not None and found[0].step > before
         before = found[0].step
         assert torch.equal(
-            found[1]["state"]["weights"], torch.full((200_000,), float(before))
+            found[1]["weights"], torch.full((200_000,), float(before))
         )
 
 
@@ -67,7 +67,7 @@ def test_a_damaged_checkpoint_gives_way_to_the_one_before(tmp_path: Path) -> Non
     assert found is not None and found[0] == Position("agentic", 1, False)
     assert not kept.finished("agentic")
     path.write_bytes(b"")
-    assert (found := kept.newest("agentic")) is not None and found[1]["state"] == {"x": 1}
+    assert (found := kept.newest("agentic")) is not None and found[1] == {"x": 1}
     assert kept.newest("value") is None
 
 
@@ -78,19 +78,6 @@ def test_only_the_newest_are_kept_and_stages_do_not_mix(tmp_path: Path) -> None:
         kept.save(Position("warmup", step, False), {})
     names = sorted(p.name for p in (tmp_path / "checkpoints").iterdir())
     assert names == ["value-00000001.pt", "warmup-00000009.pt", "warmup-00000010.pt"]
-
-
-def test_random_numbers_go_on_where_they_were(tmp_path: Path) -> None:
-    kept = Checkpoints(tmp_path)
-    torch.manual_seed(5)
-    random.seed(5)
-    kept.save(Position("warmup", 1, False), {})
-    want = torch.rand(3), random.random(), random.gauss(0, 1)
-    found = kept.newest("warmup")
-    assert found is not None
-    restore_random(found[1])
-    assert torch.equal(torch.rand(3), want[0])
-    assert (random.random(), random.gauss(0, 1)) == want[1:]
 
 
 def test_a_full_disk_keeps_what_was_there(
@@ -106,4 +93,4 @@ def test_a_full_disk_keeps_what_was_there(
     with pytest.raises(OutputError, match=r"warmup-00000002.pt cannot be written \(No space"):
         kept.save(Position("warmup", 2, False), {"x": 2})
     found = kept.newest("warmup")
-    assert found is not None and found[1]["state"] == {"x": 1}
+    assert found is not None and found[1] == {"x": 1}

@@ -1,10 +1,10 @@
-"""Two small charts as inline SVG. Colours are CSS variables of the page, so that they follow its
+"""Small charts as inline SVG. Colours are CSS variables of the page, so that they follow its
 light or dark theme; sizes suit a phone (420 units wide, text of 13)."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 
@@ -128,6 +128,47 @@ def progress(points: Sequence[Point], audited: float | None = None) -> str:
             f"{points[-1].index}</text>"
         )
     return _svg(height, "Speed-up over eager, by evaluation", parts)
+
+
+def lines(series: Mapping[str, Sequence[tuple[float, float]]], title: str, x_label: str) -> str:
+    """Points (x, y) of each name as a line, of class "line0", "line1", ...; NaN is left out."""
+    points = [p for line in series.values() for p in line if math.isfinite(p[1])]
+    if not points:
+        return ""
+    height, left, right, base = 200, 48, WIDTH - 10, 168
+    x_low, x_high = min(p[0] for p in points), max(p[0] for p in points)
+    low, high = min(p[1] for p in points), max(p[1] for p in points)
+    margin = 0.08 * (high - low) or 0.5 * abs(high) or 0.5
+    low, high = low - margin, high + margin
+
+    def place(point: tuple[float, float]) -> str:
+        x = left + 4 + (right - left - 8) * (point[0] - x_low) / max(x_high - x_low, 1e-9)
+        return f"{x:.1f} {base - (base - 10) * (point[1] - low) / (high - low):.1f}"
+
+    parts = []
+    for tick in ticks(low, high, 4):
+        y = base - (base - 10) * (tick - low) / (high - low)
+        parts += [
+            f'<line x1="{left}" y1="{y:.1f}" x2="{right}" y2="{y:.1f}" class="grid"/>',
+            f'<text x="{left - 5}" y="{y + 4:.1f}" text-anchor="end" class="faint">{tick:g}</text>',
+        ]
+    for i, line in enumerate(series.values()):
+        finite = [p for p in line if math.isfinite(p[1])]
+        path = " L".join(place(p) for p in finite)
+        if len(finite) == 1:
+            where = place(finite[0]).split()
+            parts.append(
+                f'<circle cx="{where[0]}" cy="{where[1]}" r="3" class="line{i} filled"/>'
+            )
+        elif finite:
+            parts.append(f'<path d="M{path}" class="line{i}"/>')
+    parts += [
+        f'<text x="{left + 4}" y="{height - 12}" class="faint">{x_low:g}</text>',
+        f'<text x="{(left + right) / 2}" y="{height - 12}" text-anchor="middle" class="faint">'
+        f"{escape(x_label)}</text>",
+        f'<text x="{right}" y="{height - 12}" text-anchor="end" class="faint">{x_high:g}</text>',
+    ]
+    return _svg(height, title, parts)
 
 
 def ticks(low: float, high: float, count: int = 5) -> list[float]:

@@ -57,16 +57,21 @@ def from_store(store: Store, run_id: str) -> ReportData:
     )
 
 
-def render(data: ReportData) -> str:
-    """One self-contained HTML page."""
-    environment = jinja2.Environment(
+def environment() -> jinja2.Environment:
+    """Of all pages: templates/*.j2 with one style sheet."""
+    made = jinja2.Environment(
         loader=jinja2.PackageLoader("cuda_agent.benchmark", "templates"),
         autoescape=True, trim_blocks=True, lstrip_blocks=True,
         undefined=jinja2.StrictUndefined,
     )
-    environment.filters["number"] = number
+    made.filters["number"] = number
+    return made
+
+
+def render(data: ReportData) -> str:
+    """One self-contained HTML page."""
     verdict = data.verdict
-    return environment.get_template("report.html.j2").render(
+    return environment().get_template("report.html.j2").render(
         data=data,
         verdict=verdict,
         headline=headline(verdict),

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import hashlib
 import io
-import random
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -43,11 +42,11 @@ class Checkpoints:
         self.keep = keep
 
     def save(self, position: Position, state: dict[str, Any]) -> Path:
-        """`state` holds tensors, numbers, strings and containers of them, such as state_dicts. The
-        random number generators of torch and Python are added. Raises OutputError; what was saved
-        before is kept then."""
+        """`state` holds tensors, numbers, strings and containers of them, such as state_dicts. No
+        generator's state: each step of a stage draws from a seed of its own. Raises OutputError;
+        what was saved before is kept then."""
         buffer = io.BytesIO()
-        torch.save({"position": vars(position), "random": _random_state(), "state": state}, buffer)
+        torch.save({"position": vars(position), "state": state}, buffer)
         payload = buffer.getvalue()
         path = self.root / f"{position.stage}-{position.step:08d}.pt"
         try:
@@ -67,7 +66,7 @@ class Checkpoints:
         for path in self._files(stage):
             data = _read(path, device)
             if data is not None:
-                return Position(**data["position"]), data
+                return Position(**data["position"]), data["state"]
         return None
 
     def finished(self, stage: str) -> bool:
@@ -81,25 +80,6 @@ class Checkpoints:
         named = [(m, p) for p in self.root.iterdir() if (m := _NAME.fullmatch(p.name))]
         mine = [(int(m[2]), p) for m, p in named if m[1] == stage]
         return [path for _, path in sorted(mine, reverse=True)]
-
-
-def restore_random(data: dict[str, Any]) -> None:
-    """Puts the generators back to where they were when `data` was saved."""
-    saved = data["random"]
-    torch.set_rng_state(saved["torch"].cpu())
-    if torch.cuda.is_available() and saved["cuda"]:
-        torch.cuda.set_rng_state_all([state.cpu() for state in saved["cuda"]])
-    version, words, gauss = saved["python"]
-    random.setstate((version, tuple(words), gauss))
-
-
-def _random_state() -> dict[str, Any]:
-    version, words, gauss = random.getstate()
-    return {
-        "torch": torch.get_rng_state(),
-        "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
-        "python": [version, list(words), gauss],
-    }
 
 
 def _read(path: Path, device: str | torch.device) -> dict[str, Any] | None:

@@ -112,8 +112,9 @@ class PpoStage:
 
 @dataclass(frozen=True)
 class Rejection:
-    """episodes: sampled. min_reward: kept above it, as published. epochs, lr, batch: of the
-    supervised fine-tuning [own: not found in the paper]."""
+    """episodes: sampled, `chunk` at a time. min_reward: kept above it, as published. epochs, lr,
+    batch: of the supervised fine-tuning [own: not found in the paper]. extra: episode files of
+    other policies, see episodes.py."""
 
     episodes: int = 4096
     min_reward: float = 0.0
@@ -121,6 +122,7 @@ class Rejection:
     lr: float = 3e-6
     batch: int = 64
     chunk: int = 256
+    extra: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -140,6 +142,8 @@ class Config:
     stages: tuple[str, ...] = STAGES
     micro_tokens: int = 65536
     """Tokens of one forward and backward pass; larger batches are accumulated."""
+    validate_every: int = 10
+    """Steps of a PPO stage between measurements on the validation problems (0: none)."""
     data: Data = field(default_factory=Data)
     environment: Environment = field(default_factory=Environment)
     model: Model = field(default_factory=Model)
@@ -162,7 +166,8 @@ _CHOICES: dict[str, tuple[str, ...]] = {
     "model.critic": ("separate", "shared"), "model.dtype": ("float32", "bfloat16"),
 }
 _FROM_ZERO = {
-    "seed", "data.limit", "environment.space_limit", "environment.audit_every", "model.lora_rank",
+    "seed", "validate_every", "data.limit", "environment.space_limit", "environment.audit_every",
+    "model.lora_rank",
     "ppo.entropy", "ppo.kl", "ppo.weight_decay", "warmup.problems_per_batch",
     "agentic.problems_per_batch", "warmup.steps", "agentic.steps", "rejection.epochs",
     "value.epochs", "ppo.lam",
@@ -181,8 +186,10 @@ def load(path: str | Path) -> Config:
         raise SettingsError(f"{file} is not TOML: {error}.") from error
     config = from_json(data, str(file))
     table, where = config.environment.table, config.data
+    extra = tuple(_beside(file, p) for p in config.rejection.extra)
     return dataclasses.replace(
         config,
+        rejection=dataclasses.replace(config.rejection, extra=extra),
         data=dataclasses.replace(
             where,
             problems=tuple(_beside(file, p) for p in where.problems),

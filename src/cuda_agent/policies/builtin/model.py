@@ -228,8 +228,13 @@ class CausalLM(nn.Module):
 
     def forward(self, ids_B_T: Tensor) -> tuple[Tensor, Tensor]:
         """(logits_B_T_V, values_B_T): position t predicts token t + 1. Pad on the right."""
-        hidden = self.model(ids_B_T)
+        hidden = self.hidden(ids_B_T)
         return self.logits(hidden), self.values(ids_B_T, hidden)
+
+    def hidden(self, ids_B_T: Tensor) -> Tensor:
+        """The actor's states (B, T, hidden), from which `logits` and a shared critic read."""
+        states: Tensor = self.model(ids_B_T)
+        return states
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Always in float32, autocast or not: in bfloat16 two logits of 5 are equal or 0.03 apart,
