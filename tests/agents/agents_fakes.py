@@ -7,7 +7,7 @@ import math
 from dataclasses import dataclass, field
 from typing import Any
 
-from cuda_agent.policies import Plan, PlanSpace, plan_key
+from cuda_agent.policies import Plan, PlanSpace, Task, plan_key
 from cuda_agent.records import (
     Candidate,
     ErrorReport,
@@ -16,6 +16,7 @@ from cuda_agent.records import (
     Timing,
     Verdict,
 )
+from cuda_agent.targets import get
 
 SPACE = PlanSpace(
     graph={"cuda_graph": (False, True)},
@@ -50,6 +51,10 @@ class FakePlanner:
         text = MODEL.format(plan=json.dumps(full))
         files = {"model_new.py": text, "kernels/r0.cpp": f"// {plan_key(full)}\n"}
         return Candidate(self.problem.hash, files, "search", full, trusted=True)
+
+    def task(self, precision: str = "strict", track: str = "library") -> Task:
+        details = {row["id"]: {**row, "inputs": {}, "outputs": {}} for row in self.regions()}
+        return Task(self.space, details, get("null").facts(), "float32", precision, track)
 
     def regions(self) -> list[dict[str, Any]]:
         return [

@@ -8,9 +8,11 @@ from typing import Any, cast
 import pytest
 from agents_fakes import PROBLEM, FakePlanner, FakeWorker, verdict
 
+from cuda_agent import policies
 from cuda_agent.agents import optimize as module
 from cuda_agent.agents.optimize import Options, is_faster, optimize_instance
 from cuda_agent.errors import SettingsError
+from cuda_agent.policies import Conversation, RulesPolicy, ToolCall
 from cuda_agent.records import Candidate, Verdict
 from cuda_agent.store import Store
 
@@ -146,3 +148,25 @@ def test_out_of_time_one_audit_is_enough_and_there_is_always_one(tmp_path: Path)
     late = Makers()
     outcome = run(Store(tmp_path), late, budget=99, minutes=1e-9)
     assert outcome.candidate is not None and late.screen.judged == []
+
+
+def test_a_policy_that_reads_gets_the_task(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[Conversation] = []
+
+    class Reader(RulesPolicy):
+        def act(self, conversation: Conversation) -> ToolCall:
+            seen.append(conversation)
+            return super().act(conversation)
+
+    monkeypatch.setitem(policies.POLICIES, "rules", Reader)
+    run(Store(tmp_path), Makers(), policy="rules", precision="matched")
+    task = seen[0].task
+    assert task is not None and (task.space, task.precision) == (seen[0].space, "matched")
+    assert set(task.regions) == set(task.space.regions) and not task.baselines_ms
+
+
+def test_the_builtin_policy_is_told_what_it_was_taught_with() -> None:
+    assert Options("cpu", policy="builtin").settings.baselines == ("eager", "compile_default")
+    assert Options("cpu").settings.baselines == ("eager",)

@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from cuda_agent import runtime
-from cuda_agent.agents import workspace
+from cuda_agent.agents import solution, workspace
 from cuda_agent.errors import OutputError, SettingsError
 from cuda_agent.graph import Graph, capture
 from cuda_agent.policies import PlanSpace
@@ -69,9 +69,14 @@ def tensors(value: Any) -> list[torch.Tensor]:
     return [value] if isinstance(value, torch.Tensor) else [t for v in value for t in tensors(v)]
 
 
+def written(candidate: Candidate, folder: Path) -> None:
+    live = Problem("p", "", "test", kind="live")  # the reference is among the candidate's files
+    solution.write_files(folder, solution.solution_files(live, candidate))
+
+
 def write(candidate: Candidate, folder: Path, model: nn.Module, inputs: Any, init: Any) -> None:
     """A solution folder, and the data that the runner checks it with."""
-    workspace.write_candidate(candidate, folder)
+    written(candidate, folder)
     with torch.no_grad():
         expected = tensors(model(*inputs))
     state = model.state_dict()
@@ -179,7 +184,7 @@ def test_live_module_becomes_a_tree_of_parameters(tmp_path: Path) -> None:
 
 def test_live_solution_adopts_the_original_tensors(tmp_path: Path) -> None:
     model, inputs, candidate = live_solution(tmp_path)
-    workspace.write_candidate(candidate, tmp_path / "live")
+    written(candidate, tmp_path / "live")
     new = load(tmp_path / "live").ModelNew.adopt(model)
     with torch.no_grad():
         torch.testing.assert_close(new(*inputs), model(*inputs))
@@ -200,7 +205,7 @@ def test_other_inputs_are_refused(tmp_path: Path) -> None:
     problem, instance = live_instance(Live(), (torch.randn(4, 8),))
     graph = capture(instance.model, (torch.randn(4, 8),))
     candidate = workspace.assemble(problem, graph, torch_plan(graph), CPU)
-    workspace.write_candidate(candidate, tmp_path / "s")
+    written(candidate, tmp_path / "s")
     new = load(tmp_path / "s").ModelNew()
     with torch.no_grad():
         with pytest.raises(ValueError, match="x: this solution was built for"):
@@ -223,7 +228,7 @@ def test_folded_weights_follow_their_parameters(tmp_path: Path) -> None:
     plan = torch_plan(graph) | {"graph": {"fold": True}}
     candidate = workspace.assemble(problem, graph, plan, CPU)
     assert "batch_norm" not in candidate.files["model_new.py"]
-    workspace.write_candidate(candidate, tmp_path / "s")
+    written(candidate, tmp_path / "s")
     new = load(tmp_path / "s").ModelNew.adopt(model)
     with torch.no_grad():
         torch.testing.assert_close(new(*inputs), model(*inputs), rtol=1e-4, atol=1e-5)
@@ -264,7 +269,7 @@ def test_layouts_that_libraries_choose_are_settled(tmp_path: Path) -> None:
     problem, _ = live_instance(model, inputs)
     graph = capture(model, inputs)
     candidate = workspace.assemble(problem, graph, torch_plan(graph), CPU)
-    workspace.write_candidate(candidate, tmp_path / "s")
+    written(candidate, tmp_path / "s")
     with torch.no_grad():
         other = nn.Sequential(nn.Conv2d(4, 8, 3), nn.ReLU()).to(memory_format=torch.channels_last)
         got = load(tmp_path / "s").ModelNew.adopt(other)(*inputs)
@@ -320,26 +325,26 @@ def test_writing_replaces_the_whole_folder_or_nothing(
     old = Candidate("p", {"model_new.py": "old = 1\n", "kernels/a.cu": "// old\n"})
     new = Candidate("p", {"model_new.py": "new = 1\n"})
     out = tmp_path / "solution"
-    workspace.write_candidate(old, out)
+    written(old, out)
     assert (out / "runtime.py").exists() and (out / "runtime_gemm.py").exists()
-    plain = Path.write_text
+    plain = solution.write_file
 
-    def full(self: Path, *args: Any, **options: Any) -> int:
-        if self.name == "model_new.py":
+    def full(path: Path, data: bytes) -> None:
+        if path.name == "model_new.py":
             raise OSError(28, "No space left on device")
-        return plain(self, *args, **options)
+        plain(path, data)
 
-    monkeypatch.setattr(Path, "write_text", full)
+    monkeypatch.setattr(solution, "write_file", full)
     with pytest.raises(OutputError, match=r"No space left on device.*is kept"):
-        workspace.write_candidate(new, out)
+        written(new, out)
     assert (out / "model_new.py").read_text() == "old = 1\n" and (out / "kernels/a.cu").exists()
     monkeypatch.undo()
-    workspace.write_candidate(new, out)
+    written(new, out)
     assert (out / "model_new.py").read_text() == "new = 1\n" and not (out / "kernels").exists()
     assert [path.name for path in tmp_path.iterdir()] == ["solution"]
 
 
 def test_files_stay_inside_the_folder(tmp_path: Path) -> None:
     with pytest.raises(OutputError, match="not a path inside"):
-        workspace.write_candidate(Candidate("p", {"../evil.py": ""}), tmp_path / "s")
+        written(Candidate("p", {"../evil.py": ""}), tmp_path / "s")
     assert list(tmp_path.iterdir()) == []

@@ -14,7 +14,7 @@ from rows_check import CPU
 from skills_harness import compiler_missing
 from torch import Tensor, nn
 
-from cuda_agent.agents import workspace
+from cuda_agent.agents import solution, workspace
 from cuda_agent.graph import capture
 from cuda_agent.problems import live_instance
 
@@ -90,7 +90,7 @@ def test_module_end_to_end(name: str, tmp_path: Path) -> None:
     assert candidate.plan is not None
     chosen = [candidate.plan["regions"][r.id]["skill"] for r in graph.regions if r.kind == "gemm"]
     assert chosen == ["gemm_epilogue"]
-    workspace.write_candidate(candidate, tmp_path / name)
+    solution.write_files(tmp_path / name, solution.solution_files(problem, candidate))
     new = _solution(tmp_path / name).ModelNew.adopt(model)
     with torch.no_grad():
         got, want = new(*inputs), model(*inputs)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from cuda_agent.errors import CandidateError, HarnessError, SettingsError
-from cuda_agent.policies import Conversation, Plan, PlanSpace, Policy, Step, ToolCall, cost
+from cuda_agent.policies import Conversation, Plan, PlanSpace, Policy, Step, Task, ToolCall, cost
 from cuda_agent.records import Candidate, Episode, Turn, Verdict
 from cuda_agent.store import Store
 
@@ -91,16 +91,20 @@ def run_episode(
     limits: Limits,
     *,
     seed: int = 0,
+    task: Task | None = None,
     on_turn: OnTurn | None = None,
 ) -> Episode:
     """Plays until the policy submits or a limit is reached; continues the run's stored episode.
+    `task` is for policies that read it.
 
     Raises OutputError when the store cannot be written, and lets KeyboardInterrupt through; the
     turns before are stored then.
     """
     stored = room.store.episode(room.run_id)
     episode = stored or Episode(room.problem_hash, policy.name, seed)
-    conversation = Conversation(space, default, limits.budget, steps_of(episode, room.store))
+    conversation = Conversation(
+        space, default, limits.budget, steps_of(episode, room.store), task
+    )
     while not limits.reached(evaluations(episode), len(episode.turns)):
         call = policy.act(conversation)
         if call.name == "submit":

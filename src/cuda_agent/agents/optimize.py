@@ -38,7 +38,8 @@ AUDIT_SHARE, AUDIT_RESERVE_S = 0.4, 60.0
 @dataclass(frozen=True)
 class Options:
     """What a person chooses. `minutes` bounds search and audits together; `baselines` are those of
-    the audits (None: all four) and `audit_seconds` their time for sampling (None: the tier's)."""
+    the audits (None: all four) and `audit_seconds` their time for sampling (None: the tier's).
+    `model` is the folder of the builtin policy's model (None: the one in this package)."""
 
     target: str
     policy: str = "search"
@@ -49,6 +50,7 @@ class Options:
     seed: int = 0
     baselines: tuple[str, ...] | None = None
     audit_seconds: float | None = None
+    model: str | None = None
 
     def __post_init__(self) -> None:
         if self.budget < 1:
@@ -64,10 +66,12 @@ class Options:
 
     @property
     def settings(self) -> Settings:
-        # Candidates are ranked against eager; what torch.compile takes, the audits measure.
+        # Candidates are ranked against eager; what torch.compile takes, the audits measure. The
+        # builtin policy has learnt from feedback that names both.
+        named = ("eager", "compile_default") if self.policy == "builtin" else ("eager",)
         return Settings(
             target=self.target, tier="screen", track=self.track, precision=self.precision,
-            baselines=("eager",),
+            baselines=named,
         )
 
     @property
@@ -189,9 +193,9 @@ def optimize_instance(
     try:
         with worker(screen) as screener:
             run_episode(
-                policies.get(options.policy, options.seed), room(screen, screener),
+                policies.get(options.policy, options.seed, options.model), room(screen, screener),
                 planner.space, planner.default, Limits(options.budget, _deadline(options, start)),
-                seed=options.seed,
+                seed=options.seed, task=planner.task(options.precision, options.track),
                 on_turn=lambda done, step: tell.turn(done, options.budget, step),
             )
         with worker(audit) as auditor:

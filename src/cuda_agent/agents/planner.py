@@ -7,7 +7,7 @@ from typing import Any
 
 from cuda_agent.agents.workspace import assemble, plan_space
 from cuda_agent.graph import Graph, capture
-from cuda_agent.policies import Plan, PlanSpace
+from cuda_agent.policies import Plan, PlanSpace, Task
 from cuda_agent.problems import Instance
 from cuda_agent.records import Candidate
 from cuda_agent.targets import DeviceFacts
@@ -22,13 +22,21 @@ class Planner:
     facts: DeviceFacts
     space: PlanSpace
     default: Plan
+    details: dict[str, Any]
+    """What each region computes, see workspace.plan_space."""
 
     @classmethod
     def make(cls, instance: Instance, facts: DeviceFacts) -> Planner:
         """Captures the module; nothing of it is run. Raises CaptureError."""
         graph = capture(instance.model, instance.inputs(instance.seed), fold=True)
-        space = PlanSpace.from_json(plan_space(graph, facts))
-        return cls(instance, graph, facts, space, space.default())
+        data = plan_space(graph, facts)
+        space = PlanSpace.from_json(data)
+        return cls(instance, graph, facts, space, space.default(), data["details"])
+
+    def task(self, precision: str = "strict", track: str = "library") -> Task:
+        """What a policy may know before it acts."""
+        dtype = self.instance.problem.dtype
+        return Task(self.space, self.details, self.facts, dtype, precision, track)
 
     def assemble(self, plan: Plan) -> Candidate:
         """Raises SettingsError for a plan outside the space or that cannot be written."""

@@ -40,17 +40,24 @@ def check_out(out: Path) -> None:
 
 
 def write_solution(out: Path, files: Mapping[str, str], verdict: Verdict, report: str) -> None:
-    """Writes a new folder beside `out`, then swaps the two. Raises OutputError; the old solution
-    is then as it was."""
+    """As write_files, with verdict and report. Raises OutputError also where `out` holds what is no
+    solution."""
     check_out(out)
-    texts = {
-        **files, VERDICT: json.dumps(verdict.to_json(), indent=1) + "\n", REPORT: report,
-    }
+    proof = {VERDICT: json.dumps(verdict.to_json(), indent=1) + "\n", REPORT: report}
+    write_files(out, {**files, **proof})
+
+
+def write_files(out: Path, files: Mapping[str, str]) -> None:
+    """Writes a new folder beside `out`, then swaps the two. Raises OutputError, also for a name
+    that leads out of the folder; what stood there before is then as it was."""
+    for name in files:
+        if ".." in Path(name).parts or Path(name).is_absolute():
+            raise OutputError(f"{name!r} is not a path inside the solution's folder.")
     out = out.absolute()
     mark = f"{os.getpid()}-{secrets.token_hex(3)}"
     new, old = out.with_name(f".{out.name}.new-{mark}"), out.with_name(f".{out.name}.old-{mark}")
     try:
-        for name, text in texts.items():
+        for name, text in files.items():
             path = new / name
             path.parent.mkdir(parents=True, exist_ok=True)
             write_file(path, text.encode())

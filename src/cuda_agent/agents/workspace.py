@@ -7,9 +7,6 @@ the pseudo-skill that every region has.
 
 from __future__ import annotations
 
-import os
-import secrets
-import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -17,7 +14,7 @@ from typing import Any
 from cuda_agent import runtime
 from cuda_agent.agents.codegen import Piece, model_source
 from cuda_agent.agents.torchcode import external, torch_lines
-from cuda_agent.errors import OutputError, SettingsError
+from cuda_agent.errors import SettingsError
 from cuda_agent.graph.ir import Graph, Region
 from cuda_agent.records import Candidate, Problem
 from cuda_agent.skills.base import KnobSpace, Skill, Written
@@ -99,40 +96,6 @@ def assemble(
         problem.hash, files, author="cuda-agent", plan={**full, "external_ops": external_ops},
         trusted=True,
     )
-
-
-def write_candidate(candidate: Candidate, folder: str | os.PathLike[str]) -> None:
-    """Write the files and the runtime that they need as a new folder, then swap it in.
-
-    Raises OutputError when that fails (disk full, no permission); what stood there is kept.
-    """
-    out = Path(folder).absolute()
-    package = Path(runtime.__file__).parent
-    mark = f"{os.getpid()}-{secrets.token_hex(3)}"
-    new, old = out.with_name(f".{out.name}.new-{mark}"), out.with_name(f".{out.name}.old-{mark}")
-    try:
-        texts = {name: (package / name).read_text(encoding="utf-8") for name in runtime.FILES}
-        for name, text in {**texts, **candidate.files}.items():
-            path = new / name
-            if ".." in Path(name).parts or Path(name).is_absolute():
-                raise OutputError(f"{name!r} is not a path inside the solution's folder")
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(text, encoding="utf-8")
-        if out.exists():
-            os.rename(out, old)
-        try:
-            os.rename(new, out)
-        except OSError:
-            if old.exists():
-                os.rename(old, out)
-            raise
-    except OSError as error:
-        raise OutputError(
-            f"{out} cannot be written ({error.strerror or error}); what stood there before is kept."
-        ) from error
-    finally:
-        shutil.rmtree(new, ignore_errors=True)
-    shutil.rmtree(old, ignore_errors=True)
 
 
 # --- plans ------------------------------------------------------------------------------------

@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from cuda_agent import policies
 from cuda_agent.agents.optimize import Options, Outcome, optimize_instance, refuse_unsound
 from cuda_agent.agents.solution import check_out, solution_files, write_solution
 from cuda_agent.benchmark.report import from_store, region_rows, render
@@ -28,7 +29,7 @@ from cuda_agent.targets import Target
 
 BUDGET = 16
 # Options that a resumed run keeps; the others may be given anew.
-_KEPT = ("target", "policy", "dtype", "precision", "track", "seed")
+_KEPT = ("target", "policy", "model", "dtype", "precision", "track", "seed")
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -38,6 +39,9 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     common.add_problem_options(parser, resumable=True)
     parser.add_argument(
         "--policy", help=f"{', '.join(POLICIES)}, or package.module:Class; default: search"
+    )
+    parser.add_argument(
+        "--model", metavar="DIR", help="of --policy builtin; default: the weights of this package"
     )
     parser.add_argument(
         "--budget", type=int, metavar="N", help=f"evaluations at most; default: {BUDGET}"
@@ -98,7 +102,7 @@ def _new(args: argparse.Namespace) -> tuple[Run, Instance, Target]:
         raise SettingsError("name a PROBLEM (a file, or package.module:Class), or --resume RUN.")
     target = common.resolve_target(args.target)
     settings = {
-        "target": target.name, "policy": args.policy or "search",
+        "target": target.name, "policy": args.policy or "search", "model": args.model,
         "budget": BUDGET if args.budget is None else args.budget, "minutes": args.minutes,
         "precision": args.precision or get_args(Precision)[0],
         "track": args.track or get_args(Track)[0], "seed": args.seed or 0, "out": None,
@@ -124,9 +128,10 @@ def _resumed(args: argparse.Namespace, store: Store) -> tuple[Run, Instance, Tar
         raise SettingsError(f"run {record.id} is not one of `cuda-agent optimize PROBLEM`.")
     for name in _KEPT:
         given = getattr(args, name)
-        if given not in (None, "auto", record.settings[name]):
+        kept = record.settings.get(name)
+        if given not in (None, "auto", kept):
             raise SettingsError(
-                f"run {record.id} was started with --{name} {record.settings[name]}, not {given}; "
+                f"run {record.id} was started with --{name} {kept}, not {given}; "
                 "start a new run for that."
             )
     target = common.resolve_target(record.settings["target"])
@@ -154,6 +159,8 @@ def _options(settings: dict[str, Any]) -> Options:
         raise SettingsError(
             f"there is no policy {options.policy!r}; choose from {', '.join(POLICIES)}."
         )
+    if options.policy == "builtin" or options.model is not None:
+        policies.get(options.policy, options.seed, options.model)  # refused now, not after minutes
     return options
 
 

@@ -29,16 +29,28 @@ __all__ = [
     "cost", "get", "plan_key",
 ]
 
+def _builtin(seed: int, model: str | None = None) -> Policy:
+    from cuda_agent.policies.builtin.policy import BuiltinPolicy  # imports torch
+
+    return BuiltinPolicy(seed, model)
+
+
 POLICIES: dict[str, Callable[[int], Policy]] = {
     "search": SearchPolicy, "rules": RulesPolicy, "random": RandomPolicy,
+    "builtin": _builtin,
 }
 
 
-def get(name: str, seed: int = 0) -> Policy:
+def get(name: str, seed: int = 0, model: str | None = None) -> Policy:
     """A policy by short name, or by dotted path `package.module:Class` (called with `seed`).
+    `model`: the folder of the builtin policy's model; None takes the one of this package.
 
-    Raises SettingsError for a name that does not exist.
+    Raises SettingsError for a name that does not exist, or where there is no model.
     """
+    if name == "builtin":
+        return _builtin(seed, model)
+    if model is not None:
+        raise SettingsError(f"policy {name} reads no model; choose builtin for {model}.")
     if name in POLICIES:
         return POLICIES[name](seed)
     module, _, attribute = name.partition(":")

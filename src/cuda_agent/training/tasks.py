@@ -10,9 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from cuda_agent.agents.workspace import plan_space
+from cuda_agent.agents.planner import Planner
 from cuda_agent.errors import CaptureError, ProblemError, SettingsError
-from cuda_agent.graph import capture
 from cuda_agent.policies import PlanSpace, Task
 from cuda_agent.problems import dataset_problems, load_problem, materialize, suite_problems
 from cuda_agent.records import Problem, content_hash
@@ -151,6 +150,4 @@ def _task(problem: Problem, facts: DeviceFacts, cache: Path, device: str) -> Tas
 
 def _captured(problem: Problem, facts: DeviceFacts, device: str) -> Task:
     instance = materialize(problem, device)
-    graph = capture(instance.model, instance.inputs(instance.seed), fold=True)
-    data = plan_space(graph, facts)
-    return Task(PlanSpace.from_json(data), data["details"], facts, dtype=problem.dtype)
+    return Planner.make(instance, facts).task()

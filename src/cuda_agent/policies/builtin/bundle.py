@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -19,11 +19,8 @@ from cuda_agent.policies.task import Task
 
 @dataclass
 class Builtin:
-    """`buffers` belongs to decoding.py, which keeps caches and captured graphs there."""
-
     model: CausalLM
     tokenizer: Tokenizer
-    buffers: dict[object, object] = field(default_factory=dict, repr=False)
 
     @classmethod
     def untrained(
