@@ -14,6 +14,7 @@ rows take a few MB and load in about a second, without any library beside Python
 
 from __future__ import annotations
 
+import dataclasses
 import gzip
 import json
 import math
@@ -162,7 +163,9 @@ class Table:
         by now."""
         held = self.entries.get(made.problem.hash)
         if held is None or held.task.space != made.space:
-            held = self.entries[made.problem.hash] = Entry(made.problem, made.task)
+            origin = Path(made.problem.origin).name  # its folder says something of one machine only
+            problem = dataclasses.replace(made.problem, origin=origin)
+            held = self.entries[made.problem.hash] = Entry(problem, made.task)
         return held
 
     def save(self, path: Path) -> None:
