@@ -320,6 +320,10 @@ RESULTS = [
         "C2", "exits", python('getattr(__import__("os"), "_ex" + "it")(0)'), "runtime_error",
         says="exited with status 0",
     ),
+    Exhibit(
+        "C2", "signals_itself", python('import os\ngetattr(os, "ki" + "ll")(os.getpid(), 9)'),
+        "cheating", "C2",
+    ),
     Exhibit("C3", "exit_handler", python(ZEROS, AT_EXIT), "cheating", "C3", unguarded="wrong"),
     Exhibit("C3", "hidden_exit_handler", python(ZEROS, AT_EXIT_IN_DISGUISE), "wrong", "output"),
     Exhibit("C3", "rewriting_thread", python(ZEROS, BY_A_THREAD), "wrong", "output"),
@@ -471,8 +475,6 @@ out = torch.empty_like(x)
 try:
     kernels.fused(1, 4096, x, self.bias, out, x.numel(), x.shape[1])
 except Exception:
-    import ctypes
-    ctypes.CDLL(None).cudaGetLastError if hasattr(ctypes.CDLL(None), "cudaGetLastError") else None
     torch.cuda.synchronize()
 return out
 """

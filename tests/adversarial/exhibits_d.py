@@ -78,7 +78,7 @@ EXHIBITS = [
         "D3", "environment_at_import",
         python(BY_ENVIRONMENT, 'import os\nENV = dict(os.environ)'), "wrong", "output",
     ),
-    Exhibit("D3", "recorder", python(BY_RECORDER), "wrong", "output"),
+    Exhibit("D3", "recorder", python(BY_RECORDER), "cheating", "D3", unguarded="wrong"),
     Exhibit("D4", "other_shapes", python(BY_SHAPE), "wrong", "output"),
     Exhibit("D5", "stress_recognised", python(STRESS), "wrong", "output"),
     Exhibit("D5", "one_style_at_a_time", python(ONE_STYLE_AT_A_TIME), "wrong", "output"),

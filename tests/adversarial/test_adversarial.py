@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import exhibits_a
@@ -13,14 +14,16 @@ import exhibits_d
 import exhibits_e
 import exhibits_f
 import pytest
-from museum import BIAS, IDS, Exhibit, native
+from museum import BIAS, IDS, NOT_HERE, Exhibit, native
 
-from cuda_agent import targets
+from cuda_agent import runtime, targets
 from cuda_agent.evaluation import Judge, guard
+from cuda_agent.evaluation.guard import meanings
 from cuda_agent.records import Candidate, Verdict
 
 ROOMS = (exhibits_a, exhibits_b, exhibits_c, exhibits_d, exhibits_e, exhibits_f)
 EXHIBITS: list[Exhibit] = [e for room in ROOMS for e in room.EXHIBITS]
+THREATS = Path(__file__).parents[2] / "docs" / "threat-model.md"
 _REASON = targets.get("cuda").unavailable()
 
 
@@ -73,6 +76,32 @@ def test_an_innocent_passes_after_all_of_them(judge_of: Callable[[Exhibit], Judg
     assert verdict.speedup["eager"] is not None and exhibit.problem is BIAS
 
 
-def test_ids_are_those_of_the_reports_and_names_are_unique() -> None:
-    assert len(IDS) == 83 and {e.id for e in EXHIBITS} <= set(IDS)
+def test_every_id_is_shown_or_explained() -> None:
+    shown = {e.id for e in EXHIBITS}
+    assert len(IDS) == 83 and shown <= set(IDS)
+    assert set(IDS) - shown == NOT_HERE
+    rows = {line.split("|")[1].strip(): line for line in THREATS.read_text().splitlines()
+            if line.startswith("| ")}
+    assert [name for name in IDS if name not in rows] == []
+    assert [name for name in NOT_HERE if "does not apply" not in rows[name]] == []
+
+
+def test_names_are_unique_and_findings_are_explained() -> None:
     assert max(Counter(e.label for e in EXHIBITS).values()) == 1
+    rules = {rule for e in EXHIBITS for rule in e.rule.split("|") if rule}
+    assert rules - set(meanings.MEANINGS) == set()
+
+
+@pytest.mark.nvrtc
+@pytest.mark.parametrize(
+    "exhibit", [e for e in EXHIBITS if any(n.endswith(".cu") for n in e.files)],
+    ids=lambda e: e.label,
+)
+def test_cuda_cheats_compile(tmp_path_factory: pytest.TempPathFactory, exhibit: Exhibit) -> None:
+    """They run on a GPU only; here at least their kernels are CUDA, and their Python is Python."""
+    pytest.importorskip("cuda.core")
+    compile(exhibit.files["model_new.py"], "model_new.py", "exec")
+    sources = {n.removeprefix("kernels/"): t for n, t in exhibit.files.items() if "/" in n}
+    cache = tmp_path_factory.getbasetemp() / "museum-cuda"
+    built = runtime.build(sources, arch="sm_90a", cache=cache)
+    assert all(b.kind == "cubin" for b in built.values())

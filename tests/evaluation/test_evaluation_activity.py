@@ -80,6 +80,17 @@ def test_accusations() -> None:
     assert decoy.id == "E2" and "other" in decoy.detail
 
 
+def test_torchs_kernels_are_for_the_library_track() -> None:
+    relu = "void at::native::vectorized_elementwise_kernel<4, at::native::relu>(int)"
+    copied = "void at::native::unrolled_elementwise_kernel<at::native::direct_copy_kernel_cuda>"
+    filled = "void at::native::vectorized_elementwise_kernel<4, at::native::FillFunctor<float> >"
+    for name, found in ((relu, ["E1"]), ("triton_poi_fused_add_0", ["E1"]), (copied, []),
+                        (filled, []), ("ampere_sgemm_128x64_tn", []), ("Memcpy DtoD", [])):
+        seen = Activity(0.1, 2, 1, {"fused": 1, name: 1})
+        assert [f.id for f in activity.check(seen, 0.1, ["fused"], "kernels")] == found
+        assert activity.check(seen, 0.1, ["fused"], "library") == []
+
+
 def test_a_cpu_has_no_tracer(judge_for: Callable[..., Judge]) -> None:
     judge = judge_for(cases.problem(), tier="audit", time_limit_s=0.2)
     verdict = judge.judge(cases.candidate(cases.native(), judge.problem))

@@ -310,7 +310,7 @@ def test_a_killed_fork_server_is_replaced(cache_dir: Path) -> None:
 
 def test_a_candidate_that_kills_itself_is_a_harness_error_in_the_end(judge_for: JudgeFor) -> None:
     judge = judge_for(cases.problem())
-    body = 'os = __import__("os")\ngetattr(os, "ki" + "ll")(os.getpid(), 9)'
+    body = "import ctypes, os\nctypes.CDLL(None).kill(os.getpid(), 9)"
     verdict = judge.judge(cases.candidate(cases.single(body), judge.problem))
     assert verdict.status == "harness_error" and verdict.timing is None
 

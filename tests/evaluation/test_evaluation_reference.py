@@ -16,8 +16,9 @@ from cuda_agent.evaluation import Settings, layout
 from cuda_agent.evaluation.baselines import BaselineStore
 from cuda_agent.evaluation.handover import frozen_state
 from cuda_agent.evaluation.lock import device_lock
+from cuda_agent.evaluation.recorder import OpRecorder
 from cuda_agent.evaluation.reference import Reference, perturbed
-from cuda_agent.evaluation.session import OpRecorder, Session
+from cuda_agent.evaluation.session import Session
 from cuda_agent.evaluation.stats import timing
 from cuda_agent.problems import materialize
 from cuda_agent.records import Interval
@@ -160,7 +161,7 @@ def test_a_session_refuses_what_is_no_plain_tensor() -> None:
     arena = targets.get("cpu").arena(4096)
     x = torch.ones(4)
     slots, _ = layout.plan([x])
-    session.attach_inputs(0, arena, {"tuple": [{"tensor": 0}]}, slots)
+    session.attach_inputs(0, arena, {"tuple": [{"tensor": 0}]}, slots, False)
     session.attach_outputs(targets.get("cpu").arena(4096), slots, 1, 512, 0)
     bad = x.clone()
     bad.cpu = lambda: bad  # type: ignore[method-assign]

@@ -15,11 +15,14 @@ from typing import Any
 
 import torch
 
-from cuda_agent.records import Activity, Finding
+from cuda_agent.records import Activity, Finding, Track
 
 _KERNELS = 64  # names in a record; the rest is counted together
 _NAME = 120
 _OTHERS = "(others)"
+# torch's own kernels and those that torch.compile generates, but for those that move or fill data.
+_TORCHS = re.compile(r"\bat::native::|\bat_cuda_detail::|^triton_(?:poi|red|per|tem)_")
+_MOVES = re.compile(r"[cC]opy|[fF]ill|CatArray|_cat_|direct_copy")
 # Tracing adds about a microsecond to a kernel, and event times of one call vary by a few.
 _FACTOR, _SLACK_MS = 1.25, 0.03
 
@@ -90,13 +93,20 @@ def record(answer: Mapping[str, Any]) -> Activity | None:
     return Activity(**answer["activity"]) if answer["activity"] else None
 
 
-def check(seen: Activity | None, event_ms: float, own_kernels: Iterable[str]) -> list[Finding]:
-    """Work that the events did not see, and a candidate none of whose kernels ran.
+def check(
+    seen: Activity | None, event_ms: float, own_kernels: Iterable[str], track: Track = "library"
+) -> list[Finding]:
+    """Work that the events did not see, a candidate none of whose kernels ran, and under the
+    kernels track torch's own kernels: replayed from a graph, or launched by a thread, no recorder
+    of operators sees them.
 
     `own_kernels`: names in the candidate's own binaries, mangled or not.
     """
     if seen is None:
         return []
+    foreign = [name for name in seen.kernels if _TORCHS.search(name) and not _MOVES.search(name)]
+    if track == "kernels" and foreign:
+        return [Finding("E1", f"the device ran a kernel of torch's: {foreign[0]}")]
     if seen.device_ms > _FACTOR * event_ms + _SLACK_MS:
         return [
             Finding(

@@ -28,7 +28,8 @@ import torch
 from cuda_agent import targets
 from cuda_agent.evaluation import builder, protocol, sandbox
 from cuda_agent.evaluation.loading import Loaded
-from cuda_agent.evaluation.session import OpRecorder, Session
+from cuda_agent.evaluation.recorder import OpRecorder
+from cuda_agent.evaluation.session import Session
 from cuda_agent.evaluation.tripwire import Tripwire
 
 _TEXT_LIMIT = 8_000

@@ -100,6 +100,8 @@ class Judge:
         if self._probed is None:
             with device_lock(self.device_name), flags(self.settings.precision):
                 self._probed = probe(self.instance)
+                if not self._probed and (noise := self.reference.noise()):
+                    self._probed = [Finding("P-noise", noise)]
         return self._probed
 
     def sets(self) -> list[CheckedSet]:

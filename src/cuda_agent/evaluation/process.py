@@ -52,6 +52,7 @@ def child_environment(threads: int) -> dict[str, str]:
         "MKL_NUM_THREADS": str(threads),
         "OPENBLAS_NUM_THREADS": "1",
         **_KEEP_MEMORY,
+        "KINETO_LOG_LEVEL": "99",  # torch's profiler would write about itself
     }
 
 

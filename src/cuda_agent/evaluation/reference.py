@@ -16,6 +16,9 @@ from cuda_agent.evaluation.precision import Tolerance, flags, tolerance
 from cuda_agent.problems import Instance
 from cuda_agent.records import ErrorReport, Mismatch, Precision
 
+_SMALL = 1e-3  # a weight: a layer's scale begins at 1e-5 or less where it is to begin as nothing
+_NOTHING = 0.5  # eager's own relative error, from where on the bound lets zeros pass
+
 
 @dataclass
 class CheckedSet:
@@ -91,6 +94,18 @@ class Reference:
             expected.append(made)
         self.forms = [torch.empty_like(t, device="meta") for t in eager]
         return CheckedSet(style, tree, tensors, out_tree, self.forms, expected)
+
+    def noise(self) -> str:
+        """Why an output can't be judged, or "": rounding errors are all that it holds."""
+        made = self.draw()
+        assert made is not None
+        for i, e in enumerate(made.expected):
+            if e.floating and e.eager_relative >= _NOTHING:
+                return (
+                    f"Output {i} is rounding noise: eager's error against {self.against} is "
+                    f"{e.eager_relative:.1g} of its size, so anything would pass."
+                )
+        return ""
 
     def again(self, made: CheckedSet) -> CheckedSet:
         """The same inputs under the weights that the model has now."""
@@ -179,17 +194,23 @@ class Reference:
 
     @contextmanager
     def other_weights(self) -> Iterator[None]:
-        """The reference with perturbed parameters; the old storages come back. Buffers stay: a
-        mask is a constant of the architecture, and kernels may rely on it."""
-        parameters = [p for p in self.instance.model.parameters() if p.is_floating_point()]
-        saved = [(p, p.data) for p in parameters]
+        """The reference with perturbed parameters and running statistics; the old storages come
+        back. Other buffers stay: a mask is a constant of the architecture, and kernels may rely on
+        it."""
+        model = self.instance.model
+        statistics = [
+            t for module in model.modules() for name in ("running_mean", "running_var")
+            if isinstance(t := getattr(module, name, None), torch.Tensor)
+        ]
+        moved = [t for t in (*model.parameters(), *statistics) if t.is_floating_point()]
+        saved = [(t, t.data) for t in moved]
         try:
-            for p, data in saved:
-                p.data = perturbed(data)
+            for t, data in saved:
+                t.data = perturbed(data)
             yield
         finally:
-            for p, data in saved:
-                p.data = data
+            for t, data in saved:
+                t.data = data
 
 
 def _mismatch(
@@ -203,9 +224,11 @@ def _mismatch(
 
 
 def perturbed(data: torch.Tensor) -> torch.Tensor:
-    """Values moved by about a tenth; zeros become small numbers, signs mostly stay."""
+    """Values moved by about a tenth; those so small that an output may not show them, zeros among
+    them, by up to a hundredth, away from zero."""
     noise = torch.rand_like(data.float()) - 0.5
-    moved = data * (1 + 0.2 * noise) + 0.02 * noise * (data == 0)
+    away = torch.where(data == 0, noise, noise.abs() * data.sign())
+    moved = data * (1 + 0.2 * noise) + 0.02 * away * (data.abs() < _SMALL)
     return moved.to(data.dtype)
 
 

@@ -6,14 +6,15 @@ tolerance or a seed of the inputs.
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from cuda_agent.evaluation import activity, layout
+from cuda_agent.evaluation.recorder import recorded
 from cuda_agent.targets.base import Arena, Target
 
 Forward = Callable[..., Any]
@@ -93,14 +94,13 @@ class Session:
 
         `record`: list the ATen operators that were called (views and allocations left out).
         """
-        recorder = OpRecorder() if record else None
-        if recorder:
-            with recorder:
-                out = self._call(self._sets[index])
-        else:
+        ops: set[str] = set()
+        with contextlib.ExitStack() as watching:
+            if record:
+                ops = watching.enter_context(recorded())
             out = self._call(self._sets[index])
         self._wait(out)
-        return {**self._deliver(out, slot), "ops": sorted(recorder.ops) if recorder else []}
+        return {**self._deliver(out, slot), "ops": sorted(ops)}
 
     def prepare(self) -> None:
         """Evict the caches, and wait."""
@@ -235,34 +235,3 @@ class Session:
             for place, t in zip(places, tensors):
                 place.copy_(t.detach())
         return fits
-
-
-# Neither computes anything nor moves data that its name does not say.
-_ALLOCATIONS = {
-    "empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "detach", "alias",
-    "lift_fresh", "_local_scalar_dense", "resize_", "set_", "is_same_size", "_unsafe_view",
-}
-
-
-class OpRecorder(TorchDispatchMode):
-    """The ATen operators that a forward calls, as "aten.name"."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.ops: set[str] = set()
-
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
-    ) -> Any:
-        name = func.overloadpacket.__name__
-        if name not in _ALLOCATIONS and not _is_view(func):
-            self.ops.add(f"{func.namespace}.{name}")
-        return func(*args, **(kwargs or {}))
-
-
-def _is_view(func: Any) -> bool:
-    """A result that aliases an argument without writing to it."""
-    returns = func._schema.returns
-    return bool(returns) and all(
-        r.alias_info is not None and not r.alias_info.is_write for r in returns
-    )

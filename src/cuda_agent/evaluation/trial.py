@@ -353,7 +353,9 @@ class Trial:
                     self.outcome.energy_mj = race.energy_mj()
                     self.outcome.activity = entrant.trace(0)
                 event = statistics.median(race.times("candidate"))
-                accusations += activity.check(self.outcome.activity, event, build.resources)
+                accusations += activity.check(
+                    self.outcome.activity, event, build.resources, settings.track
+                )
                 method = profile.method(race, self.reusing, second.outside_ms)
                 self._measured(race, method, accusations, timings, ratios)
             finally:

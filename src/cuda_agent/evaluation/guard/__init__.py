@@ -61,6 +61,7 @@ def review(candidate: Candidate, problem: Problem, track: Track) -> Review:
     for name, text in candidate.files.items():
         if name.endswith(forms.KERNEL_SUFFIXES):
             found.findings += native.inspect(name, text, track)
+            found.external += native.external(text)
     found.findings += _shadowing(candidate.files)
     found.findings += _decoy(kernels, foreign)
     found.external = sorted(set(found.external))

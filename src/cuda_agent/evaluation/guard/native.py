@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from cuda_agent.evaluation.guard import macros
+from cuda_agent.evaluation.guard import libraries, macros
 from cuda_agent.records import Finding, Track
 
 # A call of the system's function: not of a member, and not of one in a namespace.
@@ -75,6 +75,11 @@ _DECORATION = re.compile(
 )
 
 
+def external(text: str) -> list[str]:
+    """Functions of others' libraries that a source calls."""
+    return [name for _, name, _ in libraries.native(macros.expanded(stripped(text)))]
+
+
 def inspect(file: str, text: str, track: Track) -> list[Finding]:
     code = stripped(text)
     searched = _without_own(code)
@@ -97,6 +102,10 @@ def inspect(file: str, text: str, track: Track) -> list[Finding]:
         found.append(Finding("C6", f"{_place(file, text, hit.start())}: reads {hit[0][1:40]}"))
     if track == "kernels":
         found += _torch_calls(file, code)
+        found += [
+            Finding(rule, f"{_place(file, code, at)}: {name} of a library does the work")
+            for at, name, rule in libraries.native(code) if rule
+        ]
     return found
 
 

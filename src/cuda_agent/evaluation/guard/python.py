@@ -6,7 +6,7 @@ import ast
 import re
 from dataclasses import dataclass, field
 
-from cuda_agent.evaluation.guard import idioms, sources
+from cuda_agent.evaluation.guard import idioms, libraries, sources
 from cuda_agent.evaluation.guard.sources import Sources
 from cuda_agent.records import Finding, Track
 
@@ -53,6 +53,12 @@ _PREFIXES = {
     "ctypes.pythonapi": ("A6", "patches the interpreter"),
 }
 _FRAME_ATTRIBUTES = {"f_back", "f_locals", "f_globals", "tb_frame", "gi_frame", "cr_frame"}
+# Whether a mode or a profiler looks on: only who means to behave otherwise has to know.
+_RECORDERS = {
+    "_len_torch_dispatch_stack", "_get_dispatch_stack_at", "_get_dispatch_mode",
+    "_get_current_dispatch_mode", "_get_current_dispatch_mode_stack", "is_in_torch_dispatch_mode",
+    "_len_torch_function_stack", "_profiler_enabled", "_profiler_type",
+}
 _FUNCTION_PARTS = {"__code__", "__globals__", "__closure__", "__defaults__"}
 _COMPARISONS = {"allclose", "isclose", "equal", "array_equal", "assert_close", "assert_allclose"}
 _TORCH_HOOKS = {"__torch_function__", "__torch_dispatch__"}
@@ -90,6 +96,7 @@ class _Visitor(ast.NodeVisitor):
         self.seen = Seen()
         self._sources = found
         self._tree = found.trees[file]
+        self._reached = libraries.reached(self._tree)
         self._names: dict[str, str] = {}
         self._functions: list[str] = []
         self._classes: list[ast.ClassDef] = []
@@ -137,14 +144,18 @@ class _Visitor(ast.NodeVisitor):
             if words & {"pip", "install", "conda", "uv"}:
                 self._report("C15", node, "installs packages while it is judged")
         self._reference_call(node, name)
+        if (rule := libraries.python(name)) and self._functions and (
+            self._functions[-1] in self._reached
+        ):
+            self._external(name, node, rule, "does the work")
         if name in ("torch.compile", "torch.jit.script", "torch.jit.trace"):
-            self._external(name, node)
+            self._external(name, node, "E6", "writes the kernels instead of the candidate")
         self.generic_visit(node)
 
-    def _external(self, name: str, node: ast.AST) -> None:
+    def _external(self, name: str, node: ast.AST, rule: str, text: str) -> None:
         self.seen.external.append(name)
         if self.track == "kernels":
-            self._report("E6", node, f"{name} writes the kernels instead of the candidate")
+            self._report(rule, node, f"{name} {text}")
 
     def _reference_call(self, node: ast.Call, name: str) -> None:
         """super().forward(...) or Model.forward(...): the reference under another name."""
@@ -163,6 +174,8 @@ class _Visitor(ast.NodeVisitor):
             self._report("E4", node, "forward calls the reference's own forward")
 
     def visit_Attribute(self, node: ast.Attribute) -> None:
+        if node.attr in _RECORDERS:
+            self._report("D3", node, f".{node.attr} asks whether operators are recorded")
         if node.attr in _FRAME_ATTRIBUTES:
             self._report("A7", node, f".{node.attr} reaches into other frames")
         in_forward = "forward" in self._functions
