@@ -112,7 +112,7 @@ def run_episode(
         start = time.monotonic()
         step, candidate = room.answer(call)
         conversation += step
-        episode = _extended(episode, step, candidate, time.monotonic() - start, room.store)
+        episode = extended(episode, step, candidate, time.monotonic() - start, room.store)
         room.store.put_episode(room.run_id, episode)
         if on_turn is not None:
             on_turn(evaluations(episode), step)
@@ -146,9 +146,10 @@ def ranking(episode: Episode, store: Store) -> list[tuple[Candidate, Verdict]]:
     return [(c, v) for _, c, v in sorted(found.values(), key=lambda entry: entry[0])]
 
 
-def _extended(
+def extended(
     episode: Episode, step: Step, candidate: Candidate | None, seconds: float, store: Store
 ) -> Episode:
+    """With one more turn, and the best of all."""
     turn = Turn(
         step.call.to_json(),
         None if candidate is None else candidate.hash,

@@ -9,18 +9,30 @@ import contextlib
 import os
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
 from cuda_agent import policies
-from cuda_agent.agents.loop import Evaluator, Limits, Room, evaluations, ranking, run_episode
+from cuda_agent.agents.compete import ChatOptions, Competition, best_of, episode_id, is_chat
+from cuda_agent.agents.engineer import ChatLimits, Event
+from cuda_agent.agents.loop import Evaluator, Limits, Room, evaluations, run_episode
 from cuda_agent.agents.planner import Planner
-from cuda_agent.errors import HarnessError, ProblemError, SettingsError
+from cuda_agent.agents.tools.judging import Bench, Examiner
+from cuda_agent.errors import CaptureError, HarnessError, ProblemError, SettingsError
 from cuda_agent.evaluation import Settings, contestant_pool
-from cuda_agent.policies import Step, cost
+from cuda_agent.evaluation.apart import Compiled, Examined
+from cuda_agent.policies import Plan, Step, cost
 from cuda_agent.problems import Instance, probe
-from cuda_agent.records import Candidate, Episode, Precision, Track, Verdict, content_hash
+from cuda_agent.records import (
+    BASELINES,
+    Candidate,
+    Episode,
+    Precision,
+    Track,
+    Verdict,
+    content_hash,
+)
 from cuda_agent.store import Store
 from cuda_agent.targets import DeviceFacts
 from cuda_agent.workers import InlineWorker
@@ -51,8 +63,13 @@ class Options:
     baselines: tuple[str, ...] | None = None
     audit_seconds: float | None = None
     model: str | None = None
+    chat: ChatOptions = field(default_factory=ChatOptions)
 
     def __post_init__(self) -> None:
+        if not isinstance(self.chat, ChatOptions):  # a dict when it comes from the store
+            object.__setattr__(self, "chat", ChatOptions.from_json(self.chat or {}))
+        if is_chat(self.policy):
+            self.chat.check(self.policy)
         if self.budget < 1:
             raise SettingsError(f"the budget is {self.budget}; it must be at least 1 evaluation.")
         if self.minutes is not None and self.minutes <= 0:
@@ -66,12 +83,14 @@ class Options:
 
     @property
     def settings(self) -> Settings:
-        # Candidates are ranked against eager; what torch.compile takes, the audits measure. The
-        # builtin policy has learnt from feedback that names both.
-        named = ("eager", "compile_default") if self.policy == "builtin" else ("eager",)
+        # Candidates are ranked against eager; what torch.compile takes, the audits measure. Who
+        # reads is told both: the builtin policy has learnt from feedback that names both.
+        reads = self.policy == "builtin" or (
+            is_chat(self.policy) and "compile_default" in (self.baselines or BASELINES)
+        )
         return Settings(
             target=self.target, tier="screen", track=self.track, precision=self.precision,
-            baselines=named,
+            baselines=("eager", "compile_default") if reads else ("eager",),
         )
 
     @property
@@ -86,7 +105,8 @@ class Outcome:
     """`candidate` is None where nothing was correct; `verdict` then is that of the last failure.
 
     `faster`: the 95% intervals of the speed-ups over eager and torch.compile (where measured) lie
-    above 1. `interrupted`: Ctrl-C ended it; the verdict may then be of the screen tier.
+    above 1. `interrupted`: Ctrl-C ended it; the verdict may then be of the screen tier. `ended`:
+    why each episode of a chat model stopped.
     """
 
     candidate: Candidate | None
@@ -95,6 +115,7 @@ class Outcome:
     episode: Episode
     evaluations: int
     interrupted: bool = False
+    ended: tuple[str, ...] = ()
 
 
 class Observer(Protocol):
@@ -103,6 +124,8 @@ class Observer(Protocol):
     def stage(self, text: str) -> None: ...
 
     def turn(self, evaluations: int, budget: int, step: Step) -> None: ...
+
+    def chat(self, event: Event) -> None: ...
 
 
 class Silent:
@@ -114,8 +137,11 @@ class Silent:
     def turn(self, evaluations: int, budget: int, step: Step) -> None:
         pass
 
+    def chat(self, event: Event) -> None:
+        pass
 
-class Worker(Evaluator, Protocol):
+
+class Worker(Examiner, Protocol):
     def close(self) -> None: ...
 
 
@@ -174,39 +200,76 @@ def optimize_instance(
             )
     start = time.monotonic()
     tell.stage("capturing the graph")
-    planner = Planner.make(instance, facts)
-    store.put_note(run_id, "regions", planner.regions())
+    planner = _planner(instance, facts, options)
+    store.put_note(run_id, "regions", planner.regions() if planner else [])
     audited: list[tuple[Candidate, Verdict]] = []
-    interrupted = False
+    interrupted, ended = False, list[str]()
 
     def room(settings: Settings, worker: Evaluator) -> Room:
-        return Room(
-            store, run_id, _key(settings, run_id), instance.problem.hash, planner.assemble, worker
-        )
+        assemble = _no_plans if planner is None else planner.assemble
+        return Room(store, run_id, _key(settings, run_id), instance.problem.hash, assemble, worker)
 
     def worker(settings: Settings) -> _Lazy:
         return _Lazy(lambda: make_worker(instance, settings, cache_dir()))
 
     screen = options.settings
     audit = options.audit_settings
+    deadline = _deadline(options, start)
     tell.stage("searching")
     try:
         with worker(screen) as screener:
-            run_episode(
-                policies.get(options.policy, options.seed, options.model), room(screen, screener),
-                planner.space, planner.default, Limits(options.budget, _deadline(options, start)),
-                seed=options.seed, task=planner.task(options.precision, options.track),
-                on_turn=lambda done, step: tell.turn(done, options.budget, step),
-            )
+            if planner is None or is_chat(options.policy):
+                bench = Bench(
+                    instance.problem, room(screen, screener), screener,
+                    planner.space if planner else None,
+                )
+                ended = _compete(bench, facts, options, deadline, planner, tell)
+            else:
+                run_episode(
+                    policies.get(options.policy, options.seed, options.model),
+                    room(screen, screener), planner.space, planner.default,
+                    Limits(options.budget, deadline), seed=options.seed,
+                    task=planner.task(options.precision, options.track),
+                    on_turn=lambda done, step: tell.turn(done, options.budget, step),
+                )
         with worker(audit) as auditor:
-            ranked = ranking(_episode(store, run_id, instance, options), store)
+            ranked = best_of(store, run_id, options.chat.samples)
             _audit(room(audit, auditor), ranked, audited, tell, _end(options, start))
     except KeyboardInterrupt:
         interrupted = True
     episode = _episode(store, run_id, instance, options)
-    candidate, verdict = _choose(audited, episode, store, interrupted)
+    ranked = best_of(store, run_id, options.chat.samples)
+    candidate, verdict = _choose(audited, ranked, episode, store, interrupted)
     faster = candidate is not None and verdict is not None and is_faster(verdict)
-    return Outcome(candidate, verdict, faster, episode, evaluations(episode), interrupted)
+    count = sum(evaluations(e) for e in _episodes(store, run_id, options.chat.samples))
+    return Outcome(candidate, verdict, faster, episode, count, interrupted, tuple(ended))
+
+
+def _planner(instance: Instance, facts: DeviceFacts, options: Options) -> Planner | None:
+    """A chat model writes kernels also for what cannot be captured. Raises CaptureError."""
+    try:
+        return Planner.make(instance, facts)
+    except CaptureError:
+        if is_chat(options.policy):
+            return None
+        raise
+
+
+def _no_plans(plan: Plan) -> Candidate:
+    raise SettingsError("the graph could not be captured, so there are no plans")
+
+
+def _compete(
+    bench: Bench, facts: DeviceFacts, options: Options, deadline: float | None,
+    planner: Planner | None, tell: Observer,
+) -> list[str]:
+    chat = options.chat
+    limits = ChatLimits(chat.turns, chat.context, options.budget, chat.max_cost_usd, deadline)
+    return Competition(
+        options.policy, chat, limits, bench, facts, bench.room.store, bench.room.run_id,
+        options.track, options.precision, options.seed, planner.regions() if planner else [],
+        tell.chat,
+    ).run()
 
 
 def is_faster(verdict: Verdict) -> bool:
@@ -224,9 +287,18 @@ class _Lazy:
         self._worker: Worker | None = None
 
     def evaluate(self, candidate: Candidate) -> Verdict:
+        return self._made().evaluate(candidate)
+
+    def compile_only(self, candidate: Candidate) -> Compiled:
+        return self._made().compile_only(candidate)
+
+    def examine(self, candidate: Candidate, counters: bool, memory: bool) -> Examined:
+        return self._made().examine(candidate, counters, memory)
+
+    def _made(self) -> Worker:
         if self._worker is None:
             self._worker = self._make()
-        return self._worker.evaluate(candidate)
+        return self._worker
 
     def __enter__(self) -> _Lazy:
         return self
@@ -258,6 +330,11 @@ def _episode(store: Store, run_id: str, instance: Instance, options: Options) ->
     return stored or Episode(instance.problem.hash, options.policy, options.seed)
 
 
+def _episodes(store: Store, run_id: str, samples: int) -> list[Episode]:
+    found = [store.episode(episode_id(run_id, sample)) for sample in range(samples)]
+    return [episode for episode in found if episode is not None]
+
+
 def _audit(
     room: Room,
     ranked: Sequence[tuple[Candidate, Verdict]],
@@ -280,6 +357,7 @@ def _audit(
 
 def _choose(
     audited: Sequence[tuple[Candidate, Verdict]],
+    ranked: Sequence[tuple[Candidate, Verdict]],
     episode: Episode,
     store: Store,
     interrupted: bool,
@@ -287,7 +365,6 @@ def _choose(
     correct = [(c, v) for c, v in audited if v.ok]
     if correct:
         return min(correct, key=lambda pair: cost(pair[1]) or float("inf"))
-    ranked = ranking(episode, store)
     if ranked and (interrupted or not audited):
         return ranked[0]
     if audited:

@@ -14,10 +14,11 @@ from rich.markup import escape
 from rich.table import Table
 
 from cuda_agent import policies
+from cuda_agent.agents.compete import ChatOptions, is_chat
 from cuda_agent.agents.optimize import Options, Outcome, optimize_instance, refuse_unsound
 from cuda_agent.agents.solution import check_out, solution_files, write_solution
 from cuda_agent.benchmark.report import from_store, region_rows, render
-from cuda_agent.cli import INTERRUPTED, NOT_FASTER, SUCCESS, common
+from cuda_agent.cli import INTERRUPTED, NOT_FASTER, SUCCESS, chat_options, common
 from cuda_agent.cli.progress import Reporter
 from cuda_agent.cli.verdict import show_verdict
 from cuda_agent.errors import OutputError, SettingsError
@@ -38,13 +39,17 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     )
     common.add_problem_options(parser, resumable=True)
     parser.add_argument(
-        "--policy", help=f"{', '.join(POLICIES)}, or package.module:Class; default: search"
+        "--policy",
+        help=f"{', '.join(POLICIES)}, endpoint (a language model), scripted:FILE (a replay), or "
+        "package.module:Class; default: search",
     )
     parser.add_argument(
-        "--model", metavar="DIR", help="of --policy builtin; default: the weights of this package"
+        "--model", metavar="NAME",
+        help="as the endpoint calls it; of --policy builtin a folder, default: the package's own",
     )
     parser.add_argument(
-        "--budget", type=int, metavar="N", help=f"evaluations at most; default: {BUDGET}"
+        "--budget", type=int, metavar="N",
+        help=f"evaluations at most; default: {BUDGET}, for an endpoint as many as turns",
     )
     parser.add_argument("--minutes", type=float, metavar="M", help="time limit; default: none")
     parser.add_argument(
@@ -56,6 +61,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     )
     parser.add_argument("--resume", metavar="RUN", help="continue a run; nothing is measured twice")
     common.add_runs_option(parser)
+    chat_options.add_options(parser)
     parser.set_defaults(run=run)
 
 
@@ -101,9 +107,15 @@ def _new(args: argparse.Namespace) -> tuple[Run, Instance, Target]:
     if args.problem is None:
         raise SettingsError("name a PROBLEM (a file, or package.module:Class), or --resume RUN.")
     target = common.resolve_target(args.target)
+    policy = args.policy or "search"
+    chat = chat_options.given(args, is_chat(policy))
+    if chat and not is_chat(policy):
+        raise SettingsError(f"--{next(iter(chat)).replace('_', '-')} is for --policy endpoint.")
+    usual = chat.get("turns", ChatOptions.turns) if is_chat(policy) else BUDGET
     settings = {
-        "target": target.name, "policy": args.policy or "search", "model": args.model,
-        "budget": BUDGET if args.budget is None else args.budget, "minutes": args.minutes,
+        "target": target.name, "policy": policy, "chat": chat if is_chat(policy) else None,
+        "model": None if is_chat(policy) else args.model,
+        "budget": usual if args.budget is None else args.budget, "minutes": args.minutes,
         "precision": args.precision or get_args(Precision)[0],
         "track": args.track or get_args(Track)[0], "seed": args.seed or 0, "out": None,
         "baselines": args.baselines, "audit_seconds": args.audit_seconds,
@@ -129,6 +141,8 @@ def _resumed(args: argparse.Namespace, store: Store) -> tuple[Run, Instance, Tar
     for name in _KEPT:
         given = getattr(args, name)
         kept = record.settings.get(name)
+        if name == "model" and record.settings.get("chat"):
+            kept = record.settings["chat"].get("model")
         if given not in (None, "auto", kept):
             raise SettingsError(
                 f"run {record.id} was started with --{name} {kept}, not {given}; "
@@ -147,6 +161,8 @@ def _resumed(args: argparse.Namespace, store: Store) -> tuple[Run, Instance, Tar
         "out": None if args.out is None else str(args.out),
     }
     settings = {**record.settings, **{k: v for k, v in anew.items() if v is not None}}
+    if is_chat(settings["policy"]):
+        settings["chat"] = chat_options.resumed(settings.get("chat") or {}, args)
     _options(settings)
     instance = materialize(record.problem, target.torch_device(), seed=settings["seed"])
     return dataclasses.replace(record, settings=settings, finished=False), instance, target
@@ -155,9 +171,10 @@ def _resumed(args: argparse.Namespace, store: Store) -> tuple[Run, Instance, Tar
 def _options(settings: dict[str, Any]) -> Options:
     names = {field.name for field in dataclasses.fields(Options)}
     options = Options(**{k: v for k, v in settings.items() if k in names})
-    if ":" not in options.policy and options.policy not in POLICIES:
+    known = ":" in options.policy or options.policy in POLICIES or is_chat(options.policy)
+    if not known:
         raise SettingsError(
-            f"there is no policy {options.policy!r}; choose from {', '.join(POLICIES)}."
+            f"there is no policy {options.policy!r}; choose from {', '.join(POLICIES)}, endpoint."
         )
     if options.policy == "builtin" or options.model is not None:
         policies.get(options.policy, options.seed, options.model)  # refused now, not after minutes
@@ -201,6 +218,8 @@ def _say_how_to_resume(run_id: str, args: argparse.Namespace) -> None:
 
 def _show(record: Run, outcome: Outcome, store: Store, out: Path) -> None:
     console = Console(highlight=False)
+    for sample, reason in enumerate(outcome.ended):
+        console.print(escape(f"episode {sample} ended: {reason}"), soft_wrap=True)
     if outcome.verdict is None:
         console.print("nothing was measured")
         return

@@ -9,6 +9,8 @@ from typing import Self
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn
 
+from cuda_agent.agents.engineer import Event
+from cuda_agent.cli import lines
 from cuda_agent.policies import Step, cost
 from cuda_agent.records import Run, Verdict
 
@@ -71,6 +73,11 @@ class Reporter:
             again = ", same kernels as before" if evaluations == self._last else ""
             self._say(f"evaluation {evaluations}/{budget}: {result}{again}; {note}")
         self._last = evaluations
+
+    def chat(self, event: Event) -> None:
+        """One line a call, an answer and a turn; from several episodes at once."""
+        if (shown := lines.of(event)) is not None:
+            self._say(shown)
 
     def _say(self, text: str) -> None:
         self._console.print(text, highlight=False, markup=False, soft_wrap=True)

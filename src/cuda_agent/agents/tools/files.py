@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from cuda_agent.agents.tools.base import Answer, Misuse, Tell, Tool
-from cuda_agent.agents.tools.folder import Folder
+from cuda_agent.agents.tools.folder import Folder, PathRefused
 from cuda_agent.records import content_hash
 
 MAX_LINES = 2000
@@ -120,8 +121,10 @@ class Files:
     # --- what was seen --------------------------------------------------------------------------
 
     def take_note(self, path: str) -> None:
-        """The model knows this file's present text, e.g. because a tool wrote it for it."""
-        self._remember(path, self.folder.text(path))
+        """The model knows this file's present text, e.g. because a tool wrote it for it. Nothing
+        where there is none."""
+        with contextlib.suppress(PathRefused, FileNotFoundError):
+            self._remember(path, self.folder.text(path))
 
     def _remember(self, path: str, text: str) -> None:
         self._seen[self.folder.clean(path)] = content_hash(text)

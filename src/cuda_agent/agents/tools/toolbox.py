@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -74,6 +75,17 @@ class Toolbox:
         except (PathRefused, OSError, UnicodeEncodeError):
             return "could not be written"
         return path
+
+    def recall(self, calls: Iterable[tuple[str, Any]]) -> None:
+        """Takes up what an episode that goes on had seen and noted: its calls that succeeded."""
+        for name, arguments in calls:
+            if name == "todo":
+                self.knowledge.items = arguments["items"]
+            elif name in ("read", "write", "edit", "multi_edit"):
+                self.files.take_note(arguments["path"])
+            elif name == "apply_plan":
+                for path in ("model_new.py", *self.folder.glob("kernels/**")):
+                    self.files.take_note(path)
 
     def schemas(self) -> list[dict[str, Any]]:
         """As chat endpoints take them."""
