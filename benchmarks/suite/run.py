@@ -19,6 +19,7 @@ import statistics
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from datetime import date
 from pathlib import Path
@@ -93,7 +94,7 @@ COLUMNS = (
 LEGEND = (
     "Median speed-ups with 95% intervals; those by level are geometric means over correct ones. "
     "*Of floor*: the time that the bytes of inputs and outputs need at the measured bandwidth, "
-    "divided by our time. Losers first."
+    "divided by our time. Losers first. A problem without a result counts as one that failed."
 )
 
 
@@ -112,12 +113,19 @@ def summary(level: str, verdicts: list[dict[str, Any]]) -> list[str]:
     return [level, str(len(verdicts)), str(len(ok)), share, *means]
 
 
+def caveats(verdict: dict[str, Any]) -> str:
+    """What sets a figure apart from a strict audit's, the only one that may stand beside others."""
+    usual = {"tier": "audit", "precision": "strict"}
+    other = [v for k, usually in usual.items() if (v := verdict.get(k, usually)) != usually]
+    return f" ({', '.join(other)})" if other else ""
+
+
 def row(line: dict[str, Any]) -> list[str]:
     v = line.get("verdict") or {}
     timing, floor, error = v.get("timing"), v.get("floor_ms"), v.get("error")
     return [
         line["problem"],
-        v.get("status", line.get("failure", "failed")[:60]),
+        v.get("status", line.get("failure", "failed")[:60]) + caveats(v),
         f"{timing['median_ms']:.4g}" if timing else "–",
         f"{floor / timing['median_ms']:.0%}" if timing and floor else "–",
         *(interval(v, b) for b in ("compile_default", "compile_reduce_overhead", "eager")),
@@ -126,8 +134,11 @@ def row(line: dict[str, Any]) -> list[str]:
     ]
 
 
-def table(lines: list[dict[str, Any]]) -> str:
-    """Markdown: a summary by level, then a row for each problem."""
+def table(lines: list[dict[str, Any]], problems: Sequence[str] = ()) -> str:
+    """Markdown: a summary by level, then a row for each problem of `problems` ("level1/gelu"), the
+    suite as it is: a line that was dropped shows, and counts."""
+    known = {line["problem"] for line in lines}
+    lines = [*lines, *({"problem": p, "failure": "not run"} for p in problems if p not in known)]
     by_level: dict[str, list[dict[str, Any]]] = {}
     for line in sorted(lines, key=lambda line: line["problem"]):
         by_level.setdefault(line["problem"].split("/")[0], []).append(line.get("verdict") or {})
@@ -164,13 +175,13 @@ def main() -> int:
     parser.add_argument("--table", action="store_true", help="only print the table of --out")
     args = parser.parse_args()
 
+    folders = [args.suite / f"level{n}" for n in args.levels.split(",")]
+    suite = [p for f in folders for p in sorted(f.glob("*.py"))]
     lines = [json.loads(t) for t in args.out.read_text().splitlines()] if args.out.exists() else []
     if not args.table:
         done = {line["problem"] for line in lines if "verdict" in line}
         lines = [line for line in lines if "verdict" in line]
-        folders = [args.suite / f"level{n}" for n in args.levels.split(",")]
-        todo = [p for f in folders for p in sorted(f.glob("*.py"))]
-        todo = [p for p in todo if f"{p.parent.name}/{p.stem}" not in done]
+        todo = [p for p in suite if f"{p.parent.name}/{p.stem}" not in done]
         todo = [p for p in todo if re.search(args.only, str(p))]
         begun = time.monotonic()
         args.out.parent.mkdir(parents=True, exist_ok=True)
@@ -191,7 +202,7 @@ def main() -> int:
                 left = (time.monotonic() - begun) / ended * (len(todo) - ended)
                 cells = [f"{ended}/{len(todo)}", *row(line), f"{line['seconds']} s"]
                 print("  ".join(cells), f"(about {left / 60:.0f} min left)", flush=True)
-    print(table(lines))
+    print(table(lines, [f"{p.parent.name}/{p.stem}" for p in suite]))
     return 0
 
 

@@ -207,6 +207,59 @@ def test_torch_calls_in_bindings_under_the_kernels_track(line: str, fires: bool)
         assert "line 3" in found[0].detail
 
 
+LIBRARIES = {
+    "numpy": (cases.single("return np.maximum(x, 0)", "import numpy as np"), "numpy.maximum", "E1"),
+    "through_a_method": (
+        {"model_new.py": cases.single("return self.work(x)", "import scipy.special as s")[
+            "model_new.py"] + "    def work(self, x):\n        return s.expit(x)\n"},
+        "scipy.special.expit", "E1",
+    ),
+    "triton": (
+        cases.single("return top(x)", "import triton.language as tl\n"
+                     "def top(x):\n    return tl.sort(x)"),
+        "triton.language.sort", "E9",
+    ),
+    "cublas": (cases.native(kernel="void f() { cublasGemmEx(h); cublasCreate(&h); }"),
+               "cublasGemmEx", ""),
+    "cudnn": (cases.native(kernel="void f() { cudnnSoftmaxForward(h); }"), "cudnnSoftmaxForward",
+              "E1"),
+    "thrust": (cases.native(kernel="void f() { thrust::sort(a, b); }"), "thrust::sort", "E9"),
+    "cub": (cases.native(kernel="void f() { cub::DeviceRadixSort::SortKeys(a, b); }"),
+            "cub::DeviceRadixSort::SortKeys", "E9"),
+    "pasted": (
+        cases.native(kernel="#define G(a, b) a##b\nvoid f() { G(cublas, Sgemm)(h); }"),
+        "cublasSgemm", "",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", LIBRARIES)
+def test_what_a_library_computes_is_listed_and_refused_where_kernels_are_wanted(name: str) -> None:
+    files, function, rule = LIBRARIES[name]
+    made = cases.candidate({**files, "use.py": "fused = 'f'"}, PROBLEM)
+    seen = guard.review(made, PROBLEM, "library")
+    assert seen.external == [function] and "E1" not in {f.id for f in seen.findings}
+    assert {f.id for f in guard.review(made, PROBLEM, "kernels").findings} - {"E2"} == (
+        {rule} if rule else set()
+    )
+
+
+@pytest.mark.parametrize(
+    "files",
+    [
+        cases.single("n = int(np.prod(x.shape))\nreturn x", "import numpy as np\nT = np.exp(1.0)"),
+        cases.native(kernel="__global__ void f() { cub::BlockReduce<float, 128> r; }"),
+        cases.native(kernel="// cublasSgemm(h)\nconst char* s = \"thrust::sort(\";"),
+        cases.single("return tl_dot(x)", "import triton.language as tl\n"
+                     "def tl_dot(x):\n    return tl.dot(x, x)"),
+    ],
+)
+def test_building_blocks_and_sizes_are_the_candidates_own(files: dict[str, str]) -> None:
+    for track in ("library", "kernels"):
+        seen = guard.review(cases.candidate(files, PROBLEM), PROBLEM, track)  # type: ignore[arg-type]
+        assert seen.external == [] and {f.id for f in seen.findings} <= {"E2"}
+
+
 def test_exported_names() -> None:
     cuda = (
         'extern "C" __global__ void __launch_bounds__(256, 2) first(const float* x) {}\n'

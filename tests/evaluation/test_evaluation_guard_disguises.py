@@ -91,6 +91,11 @@ DISGUISES = {
     "C15_after_a_raw_string": (
         kernel('auto q = R"x(")x"; void g() { system(p); } auto r = R"x(")x";'), "C15"
     ),
+    "A8_pasted": (
+        kernel("#define GLUE(a, b) a##b\nlong f() { return GLUE(pt, race)(0, 0, 0, 0); }"), "A8"
+    ),
+    "C13_comparison": (python("import torch.testing\ntorch.testing.assert_close = print"), "C13"),
+    "D3_recorder": (python("", "if torch._C._len_torch_dispatch_stack(): return x"), "D3"),
     "C12": (python("x = 1", socket="y = 1"), "C12"),
 }
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import evaluation_cases as cases
@@ -16,7 +17,7 @@ from cuda_agent.evaluation import Settings, layout
 from cuda_agent.evaluation.baselines import BaselineStore
 from cuda_agent.evaluation.handover import frozen_state
 from cuda_agent.evaluation.lock import device_lock
-from cuda_agent.evaluation.recorder import OpRecorder
+from cuda_agent.evaluation.recorder import OpRecorder, recorded
 from cuda_agent.evaluation.reference import Reference, perturbed
 from cuda_agent.evaluation.session import Session
 from cuda_agent.evaluation.stats import timing
@@ -131,6 +132,34 @@ def test_perturbing_moves_zeros_and_keeps_dtypes() -> None:
         assert float((moved - values).abs().max()) < 0.3
 
 
+def test_perturbing_makes_what_is_too_small_to_show_large_enough() -> None:
+    values = torch.tensor([1e-7, -1e-5] * 50)
+    moved = perturbed(values)
+    assert float(moved.abs().median()) > 1e-3
+    assert bool((moved[0::2] > 0).all()) and bool((moved[1::2] < 0).all())
+
+
+def test_other_weights_are_other_running_statistics_as_well() -> None:
+    source = text("return self.norm(x)").replace(
+        "    def forward", "    def __init__(self):\n        super().__init__()\n"
+        "        self.norm = nn.BatchNorm1d(16)\n"
+        "        self.register_buffer('mask', torch.ones(16))\n    def forward",
+    )
+    made = reference(source)
+    norm = made.instance.model.norm
+    with made.other_weights():
+        assert bool((norm.running_mean != 0).all()) and bool((norm.running_var > 0.8).all())
+        assert bool((norm.running_var != 1).any()) and int(norm.num_batches_tracked) == 0
+        assert bool((made.instance.model.mask == 1).all())
+    assert bool((norm.running_mean == 0).all()) and bool((norm.running_var == 1).all())
+
+
+def test_rounding_noise_is_nothing_to_judge() -> None:
+    assert "rounding noise" in reference(text("return torch.layer_norm(x, (16,)).mean(-1)")).noise()
+    for sound in ("return torch.softmax(x, -1)", "return x.mean(-1)", "return x > 0"):
+        assert reference(text(sound)).noise() == ""
+
+
 def test_state_lists_buffers_and_plain_attributes_apart() -> None:
     source = text("return x * self.a * self.b * self.inner.c").replace(
         "    def forward",
@@ -154,6 +183,20 @@ def test_recorded_operators_leave_out_views_and_allocations() -> None:
         y = x.t().reshape(3, 8)[1:].unsqueeze(0)
         torch.softmax(y, -1)
     assert recorder.ops == {"aten.zero_", "aten.clone", "aten._softmax"}
+
+
+def test_operators_of_other_threads_are_recorded() -> None:
+    x = torch.randn(4, 6)
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(int).result()  # its thread is there before anybody records
+        with recorded() as ops:
+            x.exp()
+            pool.submit(lambda: torch.softmax(x.t(), -1).view(-1)).result()
+    assert {"aten.exp", "aten._softmax"} <= ops
+    assert not ops & {"aten.t", "aten.view", "aten.empty_like", "aten.softmax"}
+    with recorded() as ops:
+        x.tanh()
+    assert ops == {"aten.tanh"}
 
 
 def test_a_session_refuses_what_is_no_plain_tensor() -> None:

@@ -71,6 +71,17 @@ return out
 """, kernel=FUSED.replace("fused", "fused_wide") + FUSED.replace("fused", "fused_plain")),
     ),
     HonestKernel(
+        "pasted_name_of_a_system_call", "C2, C14: a macro puts together a name, kill, of its own",
+        native(kernel=f"""
+#include <cstdint>
+#define NAME(a, b) a##b
+static inline float NAME(ki, ll)(float v) {{ return v > 0 ? v : 0; }}
+extern "C" {SIGNATURE} {{
+    for (int64_t i = 0; i < rows * n; ++i) y[i] = NAME(ki, ll)(x[i] + bias[i % n]) + 0.5f * x[i];
+}}
+"""), track="kernels",
+    ),
+    HonestKernel(
         "functions_named_as_system_calls", "C1, C2, C15, A8: raise, kill, dup2, system, ptrace",
         native(kernel=f"""
 #include <cstdint>

@@ -36,6 +36,32 @@ except ImportError:
 """, init="assert numba is None and cupy is None"),
     ),
     HonestKernel(
+        "numpy_for_sizes", "E1: numpy in forward, for sizes only, and before it for constants",
+        native("""
+x = x.contiguous()
+rows = int(np.prod(x.shape[:-1]))
+assert np.ceil(rows / 8) >= 1 and self.half == np.float32(0.5)
+out = torch.empty_like(x)
+kernels.fused(x, self.bias, out, rows, x.shape[-1])
+return out
+""", head="import numpy as np", init="self.half = float(np.exp(-np.log(2.0)).round(3))"),
+        track="kernels",
+    ),
+    HonestKernel(
+        "threads_that_launch", "E1, A2: a pool computes, where no recorder of one thread looks",
+        native("""
+x = x.contiguous()
+out = torch.empty_like(x)
+def half(a, b):
+    kernels.fused(x[a:b], self.bias, out[a:b], b - a, x.shape[1])
+middle = x.shape[0] // 2
+list(self.pool.map(half, (0, middle), (middle, x.shape[0])))
+return out
+""", head="from concurrent.futures import ThreadPoolExecutor",
+               init="self.pool = ThreadPoolExecutor(2)"),
+        track="kernels",
+    ),
+    HonestKernel(
         "words_in_comments", "C2, D1, A7, C6: comments and texts that name what cheats do",
         native(LAUNCH.replace("return out", """
 # No os._exit(0), no sys._getframe, no inspect.stack(): the time is the kernel's own.

@@ -98,7 +98,11 @@ def headline(verdict: Verdict | None) -> str:
         for name in ("eager", "compile_default")
         if (interval := verdict.speedup.get(name)) is not None
     ]
-    return f"Speed-up: {', '.join(parts)}." if parts else "Correct; no baseline could be measured."
+    if not parts:
+        return "Correct; no baseline could be measured."
+    # At a loose precision baselines race at their defaults against reduced accuracy: never unsaid.
+    at = "" if verdict.precision == "strict" else f" (at {verdict.precision} precision)"
+    return f"Speed-up: {', '.join(parts)}{at}."
 
 
 def speedup_rows(verdict: Verdict | None) -> list[dict[str, Any]]:
