@@ -107,6 +107,11 @@ class _Decoder:
         self.steps = max(part.steps for part in folded)
         whole = [[*stream, *part.prefix] for stream, part in zip(streams, folded)]
         self.lengths = [len(ids) for ids in whole]
+        # Equal streams, as of the first turns on one problem, are read once.
+        first = {tuple(ids): i for i, ids in reversed(list(enumerate(whole)))}
+        self.unique = sorted(first.values())
+        row = {i: n for n, i in enumerate(self.unique)}
+        self.row_of = [row[first[tuple(ids)]] for ids in whole]
         width = max(self.lengths)
         longest = max(n + part.tokens for n, part in zip(self.lengths, folded))
         limit = self.model.config.max_position_embeddings
@@ -127,8 +132,13 @@ class _Decoder:
         if self.steps == 0:  # every call is forced
             return [([], [])] * len(self.lengths)
         position_B = torch.tensor(self.lengths, device=self.device)
-        cache = self.model.new_cache(len(self.lengths), self.slots)
-        logits_B_V = self.model.prefill(self.ids_B_T, position_B, cache)
+        cache = self.model.new_cache(len(self.unique), self.slots)
+        logits_B_V = self.model.prefill(
+            self.ids_B_T[self.unique], position_B[self.unique], cache
+        )
+        if len(self.unique) < len(self.lengths):
+            row_B = torch.tensor(self.row_of, device=self.device)
+            logits_B_V, cache = logits_B_V[row_B], cache.rows(row_B)
         chosen: list[Tensor] = []
         logprobs: list[Tensor] = []
         for step in range(self.steps):

@@ -76,6 +76,10 @@ class Cache:
     def slots(self) -> int:
         return self.keys[0].shape[2]
 
+    def rows(self, row_B: Tensor) -> Cache:
+        """A cache for other streams, each a copy of one of these."""
+        return Cache([k[row_B] for k in self.keys], [v[row_B] for v in self.values])
+
 
 class RMSNorm(nn.Module):
     def __init__(self, size: int, eps: float) -> None:
