@@ -59,4 +59,4 @@ def bench(folder: Path, problem: Problem = PROBLEM, worker: TextWorker | None = 
 
 def toolbox(folder: Path, on: Bench | None = None, name: str = "work") -> Toolbox:
     on = on or bench(folder)
-    return Toolbox(prepare(folder / name, on, FACTS), on, "test")
+    return Toolbox(prepare(folder / name, on, FACTS, FakePlanner().regions()), on, "test")

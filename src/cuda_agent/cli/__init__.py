@@ -39,7 +39,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def parser() -> argparse.ArgumentParser:
     # Imported here: `cuda-agent --version` needs no torch, and importing this package does nothing.
-    from cuda_agent.cli import doctor, evaluate, optimize, record, report, train
+    from cuda_agent.cli import doctor, evaluate, mcp, optimize, record, report, train
 
     top = argparse.ArgumentParser(
         prog="cuda-agent", epilog=_EPILOG,
@@ -47,7 +47,7 @@ def parser() -> argparse.ArgumentParser:
     )
     top.add_argument("--version", action="version", version=f"cuda-agent {__version__}")
     verbs = top.add_subparsers(metavar="VERB", required=True)
-    for verb in (optimize, evaluate, train, record, report, doctor):
+    for verb in (optimize, evaluate, train, record, mcp, report, doctor):
         verb.add_parser(verbs)
     return top
 

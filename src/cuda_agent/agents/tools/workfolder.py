@@ -12,6 +12,7 @@ from cuda_agent.agents.tools.folder import Folder, PathRefused
 from cuda_agent.agents.tools.judging import REFERENCE, Bench
 from cuda_agent.errors import OutputError, SettingsError
 from cuda_agent.evaluation import forms
+from cuda_agent.policies import PlanSpace
 from cuda_agent.skills.reading import GUIDE, documents
 from cuda_agent.targets import DeviceFacts
 
@@ -72,7 +73,12 @@ def _texts(
         place = "SKILL.md" if document.name == GUIDE else f"skills/{document.name}/SKILL.md"
         texts[place] = document.text
     texts["device.json"] = json.dumps(dataclasses.asdict(facts), indent=1) + "\n"
-    if bench.space is not None:
-        plans = {"regions": list(regions), "choices": bench.space.to_json()}
-        texts["plans.json"] = json.dumps(plans, indent=1) + "\n"
+    if bench.space is not None and regions:
+        texts["plans.json"] = plans_text(bench.space, regions)
     return texts
+
+
+def plans_text(space: PlanSpace, regions: Sequence[dict[str, Any]]) -> str:
+    """plans.json: what each region computes, and every choice there is."""
+    plans = {"regions": list(regions), "choices": space.to_json()}
+    return json.dumps(plans, indent=1) + "\n"
