@@ -19,9 +19,6 @@ IDS = tuple(
     for letter, count in (("A", 18), ("B", 18), ("C", 17), ("D", 6), ("E", 9), ("F", 15))
     for i in range(1, count + 1)
 )
-# What cannot be done to this judge: docs/threat-model.md says why.
-NOT_HERE: frozenset[str] = frozenset()
-
 SOURCE = """
 import torch
 from torch import nn
