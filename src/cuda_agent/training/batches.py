@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from cuda_agent.policies.builtin import CausalLM, constrained_logprobs
+from cuda_agent.policies.builtin import LanguageModel, constrained_logprobs
 from cuda_agent.training.rollouts import Trajectory
 
 
@@ -82,7 +82,7 @@ def micro_batches(
         yield Batch.make(part, device)
 
 
-def actor(model: CausalLM, batch: Batch, temperature: float) -> tuple[Tensor, Tensor]:
+def actor(model: LanguageModel, batch: Batch, temperature: float) -> tuple[Tensor, Tensor]:
     """(logprobs_B_K, entropy_B_K) of the choices in the constrained distribution, float32."""
     hidden = _at(model.hidden(batch.ids_B_T), batch.before_B_K)
     return constrained_logprobs(
@@ -90,12 +90,12 @@ def actor(model: CausalLM, batch: Batch, temperature: float) -> tuple[Tensor, Te
     )
 
 
-def critic(model: CausalLM, batch: Batch) -> Tensor:
+def critic(model: LanguageModel, batch: Batch) -> Tensor:
     """values_B_K of the states before the choices, float32."""
     return model.values(batch.ids_B_T).gather(1, batch.before_B_K)
 
 
-def both(model: CausalLM, batch: Batch, temperature: float) -> tuple[Tensor, Tensor, Tensor]:
+def both(model: LanguageModel, batch: Batch, temperature: float) -> tuple[Tensor, Tensor, Tensor]:
     """(logprobs, entropy, values), all [B, K], with one pass of a shared trunk."""
     hidden = model.hidden(batch.ids_B_T)
     logits = model.logits(_at(hidden, batch.before_B_K))

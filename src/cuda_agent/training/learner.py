@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from cuda_agent.policies.builtin import Builtin, CausalLM
+from cuda_agent.policies.builtin import Builtin, LanguageModel
 from cuda_agent.training.config import Config
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -27,18 +27,22 @@ class Learner:
         builtin.model.to(device=device, dtype=_DTYPES[config.model.dtype])
         ppo = config.ppo
         self.actor = _Optimizer(
-            [p for n, p in builtin.model.named_parameters() if n.startswith("model.")],
+            [p for n, p in self._learning() if n.startswith("model.")],
             ppo.actor_lr, ppo.weight_decay, ppo.max_grad_norm,
         )
         self.critic = _Optimizer(
-            [p for n, p in builtin.model.named_parameters() if not n.startswith("model.")],
+            [p for n, p in self._learning() if not n.startswith("model.")],
             ppo.critic_lr, ppo.weight_decay, ppo.max_grad_norm,
         )
-        self.reference: CausalLM | None = None
+        self.reference: LanguageModel | None = None
 
     @property
-    def model(self) -> CausalLM:
+    def model(self) -> LanguageModel:
         return self.builtin.model
+
+    def _learning(self) -> list[tuple[str, nn.Parameter]]:
+        """Frozen weights, beside adapters, are no part of any state."""
+        return [(n, p) for n, p in self.model.named_parameters() if p.requires_grad]
 
     def begin(self, actor_lr: float | None = None, critic_lr: float | None = None) -> None:
         """A stage begins: fresh optimizers (the learning rates are those of PPO unless given), and
@@ -50,7 +54,7 @@ class Learner:
 
     def state(self) -> dict[str, Any]:
         return {
-            "model": {n: t.detach() for n, t in self.model.named_parameters()},
+            "model": {n: t.detach() for n, t in self._learning()},
             "actor": self.actor.state(), "critic": self.critic.state(),
         }
 
@@ -63,7 +67,7 @@ class Learner:
     def load_model(self, state: dict[str, Any]) -> None:
         """Only the weights, as a stage that follows another begins with them."""
         with torch.no_grad():
-            for name, parameter in self.model.named_parameters():
+            for name, parameter in self._learning():
                 parameter.copy_(state["model"][name])
 
 

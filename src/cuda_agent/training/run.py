@@ -24,9 +24,8 @@ from typing import Protocol
 import torch
 
 from cuda_agent.errors import OutputError, SettingsError
-from cuda_agent.policies.builtin import Builtin, shipped
+from cuda_agent.policies.builtin import Builtin, Critic, shipped
 from cuda_agent.policies.builtin import Config as ModelConfig
-from cuda_agent.policies.builtin.model import Critic
 from cuda_agent.records import content_hash
 from cuda_agent.store import hold_file, write_file
 from cuda_agent.training.checkpoints import Checkpoints, Position
@@ -189,7 +188,7 @@ def _model(config: Config) -> Builtin:
     settings = config.model
     critic: Critic = "separate" if settings.critic == "separate" else "shared"
     if settings.path:
-        return Builtin.load(settings.path, critic=critic)
+        return Builtin.load(settings.path, critic, settings.lora_rank)
     heads = settings.heads
     return Builtin.untrained(
         config.seed,

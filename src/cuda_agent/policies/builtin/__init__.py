@@ -17,12 +17,14 @@ token) and `automaton(space, tokenizer).walk(ids)` (what was allowed at each).
 from cuda_agent.policies.builtin.automaton import Automaton, automaton, encode_call
 from cuda_agent.policies.builtin.bundle import Builtin
 from cuda_agent.policies.builtin.decoding import Generation, constrained_logprobs, fits, sample
+from cuda_agent.policies.builtin.language_model import Critic, LanguageModel
 from cuda_agent.policies.builtin.model import CausalLM, Config
 from cuda_agent.policies.builtin.render import call_text, feedback, opening
 from cuda_agent.policies.builtin.tokenizer import Tokenizer, shipped, train
 
 __all__ = [
-    "Automaton", "Builtin", "CausalLM", "Config", "Generation", "Tokenizer", "automaton",
+    "Automaton", "Builtin", "CausalLM", "Config", "Critic", "Generation", "LanguageModel",
+    "Tokenizer", "automaton",
     "call_text", "constrained_logprobs", "encode_call", "feedback", "fits", "opening", "sample",
     "shipped", "train",
 ]

@@ -8,9 +8,12 @@ from pathlib import Path
 
 import torch
 
+from cuda_agent.errors import SettingsError
 from cuda_agent.policies.base import Step
+from cuda_agent.policies.builtin import foreign
 from cuda_agent.policies.builtin.automaton import encode_call
-from cuda_agent.policies.builtin.model import CausalLM, Config, Critic
+from cuda_agent.policies.builtin.language_model import Critic, LanguageModel
+from cuda_agent.policies.builtin.model import CausalLM, Config
 from cuda_agent.policies.builtin.render import feedback, opening
 from cuda_agent.policies.builtin.tokenizer import Tokenizer, shipped
 from cuda_agent.policies.space import PlanSpace
@@ -19,7 +22,7 @@ from cuda_agent.policies.task import Task
 
 @dataclass
 class Builtin:
-    model: CausalLM
+    model: LanguageModel
     tokenizer: Tokenizer
 
     @classmethod
@@ -34,8 +37,18 @@ class Builtin:
         return cls(model, tokenizer)
 
     @classmethod
-    def load(cls, folder: str | Path, critic: Critic = "none") -> Builtin:
-        """Raises SettingsError when the folder holds no model with its tokenizer."""
+    def load(
+        cls, folder: str | Path, critic: Critic = "none", lora_rank: int = 0
+    ) -> Builtin:
+        """A builtin model, or any other causal model that transformers reads, see foreign.py, of
+        which only adapters of `lora_rank` learn unless that is 0.
+
+        Raises SettingsError when the folder holds no model with its tokenizer.
+        """
+        if foreign.is_foreign(folder):
+            return cls(*foreign.load(folder, critic, lora_rank))
+        if lora_rank:
+            raise SettingsError("model.lora_rank is for other models; the builtin one is small.")
         return cls(CausalLM.load(folder, critic), Tokenizer.load(folder))
 
     def save(self, folder: str | Path, dtype: torch.dtype | None = None) -> None:
@@ -45,7 +58,7 @@ class Builtin:
 
     @property
     def device(self) -> torch.device:
-        return self.model.model.embed_tokens.weight.device
+        return self.model.device
 
     # --- streams --------------------------------------------------------------------------------
 

@@ -88,7 +88,7 @@ def sample(
 def fits(builtin: Builtin, stream: Sequence[int], space: PlanSpace) -> bool:
     """Whether the longest call would still fit behind `stream` in the model's context."""
     part = blocks(automaton(space, builtin.tokenizer))
-    room = builtin.model.config.max_position_embeddings - len(stream)
+    room = builtin.model.context - len(stream)
     return len(part.prefix) + part.tokens <= room
 
 
@@ -114,7 +114,7 @@ class _Decoder:
         self.row_of = [row[first[tuple(ids)]] for ids in whole]
         width = max(self.lengths)
         longest = max(n + part.tokens for n, part in zip(self.lengths, folded))
-        limit = self.model.config.max_position_embeddings
+        limit = self.model.context
         if longest > limit:
             raise SettingsError(
                 f"the longest call would end at token {longest}, beyond the model's context of "

@@ -11,7 +11,7 @@ import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
@@ -19,8 +19,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from cuda_agent.errors import SettingsError
+from cuda_agent.policies.builtin.language_model import Critic, LanguageModel
 
-Critic = Literal["shared", "separate", "none"]
 MARGIN = 64
 CONFIG, WEIGHTS, CRITIC = "config.json", "model.safetensors", "critic.safetensors"
 
@@ -59,7 +59,7 @@ class Config:
         if data.get("model_type") != "llama" or not data.get("tie_word_embeddings"):
             raise SettingsError(
                 f"the builtin policy reads Llama models with tied embeddings, not "
-                f"{data.get('model_type')!r}; use policy huggingface for others."
+                f"{data.get('model_type')!r}."
             )
         known = {f.name for f in dataclasses.fields(cls)}
         return cls(**{name: value for name, value in data.items() if name in known})
@@ -213,13 +213,14 @@ class Trunk(nn.Module):
         return self.norm(x)
 
 
-class CausalLM(nn.Module):
-    """Actor with tied embeddings, and a critic: a head on the same trunk ("shared"), a trunk of
-    its own ("separate") or "none" (values are zeros)."""
+class CausalLM(LanguageModel):
+    """The builtin model; embeddings are tied."""
+
+    model: Trunk
 
     def __init__(self, config: Config, critic: Critic = "shared") -> None:
         super().__init__()
-        self.config, self.critic = config, critic
+        self.config = config
         self.model = Trunk(config)
         self.value_trunk = Trunk(config) if critic == "separate" else None
         self.value_head = None if critic == "none" else nn.Linear(config.hidden_size, 1)
@@ -230,32 +231,19 @@ class CausalLM(nn.Module):
             nn.init.zeros_(self.value_head.weight)
             nn.init.zeros_(self.value_head.bias)
 
-    def forward(self, ids_B_T: Tensor) -> tuple[Tensor, Tensor]:
-        """(logits_B_T_V, values_B_T): position t predicts token t + 1. Pad on the right."""
-        hidden = self.hidden(ids_B_T)
-        return self.logits(hidden), self.values(ids_B_T, hidden)
+    @property
+    def context(self) -> int:
+        return self.config.max_position_embeddings
 
-    def hidden(self, ids_B_T: Tensor) -> Tensor:
-        """The actor's states (B, T, hidden), from which `logits` and a shared critic read."""
-        states: Tensor = self.model(ids_B_T)
-        return states
+    def states(self, trunk: nn.Module, ids_B_T: Tensor) -> Tensor:
+        found: Tensor = trunk(ids_B_T)
+        return found
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Always in float32, autocast or not: in bfloat16 two logits of 5 are equal or 0.03 apart,
         and so would be the log-probabilities of rollout and update."""
         with torch.autocast(hidden.device.type, enabled=False):
             return F.linear(hidden.float(), self.model.embed_tokens.weight.float())
-
-    def values(self, ids_B_T: Tensor, hidden_B_T: Tensor | None = None) -> Tensor:
-        """values_B_T. `hidden_B_T`, the actor's, saves a pass of the shared trunk."""
-        if self.value_head is None:
-            return torch.zeros(ids_B_T.shape, device=ids_B_T.device)
-        if self.value_trunk is not None:
-            hidden_B_T = self.value_trunk(ids_B_T)
-        elif hidden_B_T is None:
-            hidden_B_T = self.model(ids_B_T)
-        values: Tensor = self.value_head(hidden_B_T)
-        return values.squeeze(-1).float()
 
     def new_cache(self, batch: int, slots: int) -> Cache:
         weight = self.model.embed_tokens.weight
@@ -266,14 +254,9 @@ class CausalLM(nn.Module):
         return Cache(keys, [torch.zeros_like(key) for key in keys])
 
     def prefill(self, ids_B_T: Tensor, lengths_B: Tensor, cache: Cache) -> Tensor:
-        """logits_B_V after the last of `lengths_B` tokens of each stream."""
         return self.logits(_last(self.model(ids_B_T, cache), lengths_B))
 
     def decode(self, ids_B_W: Tensor, start_B: Tensor, counts_B: Tensor, cache: Cache) -> Tensor:
-        """logits_B_V after the last of `counts_B` new tokens, the first at position `start_B`.
-
-        What is beyond the count goes to slots that the next step overwrites.
-        """
         return self.logits(_last(self.model.step(ids_B_W, start_B, cache), counts_B))
 
     # --- files ----------------------------------------------------------------------------------

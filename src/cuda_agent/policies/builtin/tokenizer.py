@@ -24,7 +24,7 @@ VOCABULARY = 2048
 PAD, TASK, CALL, RESULT, END = "<|pad|>", "<|task|>", "<|call|>", "<|result|>", "<|end|>"
 SPECIAL = (PAD, TASK, CALL, RESULT, END)
 FILE = "tokenizer.json"
-_PIECES = r" ?[A-Za-z_][A-Za-z0-9_]*| ?[0-9]+| ?[^\sA-Za-z0-9_]+|\s"
+PIECES = r" ?[A-Za-z_][A-Za-z0-9_]*| ?[0-9]+| ?[^\sA-Za-z0-9_]+|\s"
 
 
 class Tokenizer:
@@ -72,7 +72,7 @@ def train(texts: Iterable[str], vocabulary: int = VOCABULARY) -> Tokenizer:
     """Deterministic: the same texts in the same order make the same file."""
     backend = Backend(BPE())
     backend.pre_tokenizer = PreSequence(
-        [Split(Regex(_PIECES), "isolated"), ByteLevel(add_prefix_space=False, use_regex=False)]
+        [Split(Regex(PIECES), "isolated"), ByteLevel(add_prefix_space=False, use_regex=False)]
     )
     backend.decoder = ByteLevelDecoder()
     trainer = BpeTrainer(
