@@ -29,7 +29,7 @@ def get_inputs():
 def get_init_inputs():
     return []
 """
-ENVIRONMENT = Environment(source="live", target="cpu", space_limit=6)
+ENVIRONMENT = Environment(source="live", target="cpu", space_limit=4)
 
 
 @pytest.fixture(scope="module")

@@ -74,15 +74,15 @@ def test_equal_candidates_share_a_measurement() -> None:
     assert len(entry.measurements) == 2 and len(entry.plans) == 4 and not entry.complete
 
 
-def test_a_table_of_fifty_thousand_rows_is_small_and_quick(tmp_path: Path) -> None:
-    table = recorded(cases.problems(460))
-    assert table.rows > 50_000
+def test_a_table_of_fifty_thousand_rows_would_be_small_and_quick(tmp_path: Path) -> None:
+    """Here with a fifth of them. On one idle core 50,600 rows took 1.8 MB and 1.3 s."""
+    table = recorded(cases.problems(100))
     path = tmp_path / "t.jsonl.gz"
     table.save(path)
-    assert path.stat().st_size < 6e6
+    assert path.stat().st_size < 100 * table.rows
     start = time.process_time()
-    Table.load(path)
-    assert time.process_time() - start < 5  # 1.3 s on one idle core
+    assert Table.load(path).rows == 11_000
+    assert time.process_time() - start < 1e-4 * table.rows
 
 
 def test_the_noise_is_that_of_the_intervals() -> None:

@@ -125,7 +125,8 @@ class LiveSource:
             try:
                 answer = child.ask((job.problem.to_json(), job.plan, job.tier))
             except HarnessError as error:
-                job.future.set_result(lost(job.problem, "", self.settings, str(error)))
+                asked = dataclasses.replace(self.settings, tier=job.tier)  # type: ignore[arg-type]
+                job.future.set_result(lost(job.problem, "", asked, str(error)))
                 continue
             if "verdict" in answer:
                 job.future.set_result(Verdict.from_json(answer["verdict"]))
