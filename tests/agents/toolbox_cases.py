@@ -31,7 +31,7 @@ class TextWorker(FakeWorker):
             return super().evaluate(candidate)
         self.judged.append(candidate.hash)
         text = candidate.files["model_new.py"]
-        word = text.rpartition("ms = ")[2].strip() or "1"
+        word = text.rpartition("ms = ")[2].strip() if "ms = " in text else "1"
         if word == "interrupt":
             raise KeyboardInterrupt
         if word.isalpha() or "_" in word:

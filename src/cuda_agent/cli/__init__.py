@@ -39,7 +39,17 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def parser() -> argparse.ArgumentParser:
     # Imported here: `cuda-agent --version` needs no torch, and importing this package does nothing.
-    from cuda_agent.cli import doctor, evaluate, mcp, optimize, record, report, train
+    from cuda_agent.cli import (
+        doctor,
+        episodes,
+        evaluate,
+        mcp,
+        optimize,
+        record,
+        report,
+        skills,
+        train,
+    )
 
     top = argparse.ArgumentParser(
         prog="cuda-agent", epilog=_EPILOG,
@@ -47,7 +57,10 @@ def parser() -> argparse.ArgumentParser:
     )
     top.add_argument("--version", action="version", version=f"cuda-agent {__version__}")
     verbs = top.add_subparsers(metavar="VERB", required=True)
-    for verb in (optimize, evaluate, train, record, mcp, report, doctor):
+    verbs_in_order = (
+        optimize, evaluate, train, record, mcp, report, episodes, skills, doctor,
+    )
+    for verb in verbs_in_order:
         verb.add_parser(verbs)
     return top
 
