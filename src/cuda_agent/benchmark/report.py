@@ -169,12 +169,18 @@ def _evaluation_rows(data: ReportData) -> list[dict[str, Any]]:
         rows.append(
             {
                 "index": i, "status": step.status, "verdict": verdict,
-                "note": describe_plan(step.plan, first) if i > 1 else "defaults of the skills",
+                "note": _note(step, first, i),
                 "detail": "" if verdict is not None and verdict.ok else _first_line(step),
                 "won": verdict is not None and verdict.candidate_hash == winner,
             }
         )
     return rows
+
+
+def _note(step: Step, first: Plan | None, index: int) -> str:
+    if step.plan is None:
+        return f"by {step.call.name}"
+    return describe_plan(step.plan, first) if index > 1 else "defaults of the skills"
 
 
 def describe_plan(plan: Plan | None, base: Plan | None) -> str:

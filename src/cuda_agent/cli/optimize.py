@@ -14,11 +14,13 @@ from rich.markup import escape
 from rich.table import Table
 
 from cuda_agent import policies
-from cuda_agent.agents.compete import ChatOptions, is_chat
+from cuda_agent.agents.compete import ChatOptions, is_chat, transcripts
 from cuda_agent.agents.optimize import Options, Outcome, optimize_instance, refuse_unsound
 from cuda_agent.agents.solution import check_out, solution_files, write_solution
+from cuda_agent.benchmark.episode import render_episodes
 from cuda_agent.benchmark.report import from_store, region_rows, render
 from cuda_agent.cli import INTERRUPTED, NOT_FASTER, SUCCESS, chat_options, common
+from cuda_agent.cli.live import LiveView
 from cuda_agent.cli.progress import Reporter
 from cuda_agent.cli.verdict import show_verdict
 from cuda_agent.errors import OutputError, SettingsError
@@ -29,6 +31,7 @@ from cuda_agent.store import Store, new_run_id
 from cuda_agent.targets import Target
 
 BUDGET = 16
+EPISODES = "episode.html"
 # Options that a resumed run keeps; the others may be given anew.
 _KEPT = ("target", "policy", "model", "dtype", "precision", "track", "seed")
 
@@ -188,7 +191,11 @@ def _search(
     episode = store.episode(record.id)
     best = episode.best_verdict_hash if episode is not None else None
     known = store.verdict_by_hash(best) if best is not None else None
-    with Reporter(console, record, options.budget, known) as reporter:
+    live = console.is_terminal and is_chat(options.policy)
+    with (
+        LiveView(console, record, options.chat.turns) if live
+        else Reporter(console, record, options.budget, known)
+    ) as reporter:
         return optimize_instance(
             instance, target.facts(), options, store, record.id, observer=reporter
         )
@@ -206,7 +213,10 @@ def _keep(record: Run, outcome: Outcome, store: Store, out: Path) -> None:
     store.put_run(dataclasses.replace(record, finished=not outcome.interrupted))
     if candidate is not None and verdict is not None:
         page = render(from_store(store, record.id))
-        write_solution(out, solution_files(record.problem, candidate), verdict, page)
+        files = solution_files(record.problem, candidate)
+        if episodes := transcripts(store, record.id):
+            files[EPISODES] = render_episodes(record, episodes)
+        write_solution(out, files, verdict, page)
 
 
 def _say_how_to_resume(run_id: str, args: argparse.Namespace) -> None:
@@ -243,6 +253,8 @@ def _show(record: Run, outcome: Outcome, store: Store, out: Path) -> None:
         )
     console.print(f"solution: {out}", soft_wrap=True)
     console.print(f"report:   {out / 'report.html'}", soft_wrap=True)
+    if (out / EPISODES).exists():
+        console.print(f"turns:    {out / EPISODES}", soft_wrap=True)
     console.print(f"run:      {record.id} ({outcome.evaluations} evaluations)", soft_wrap=True)
 
 

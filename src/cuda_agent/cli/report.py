@@ -7,6 +7,8 @@ from pathlib import Path
 
 from rich.console import Console
 
+from cuda_agent.agents.compete import transcripts
+from cuda_agent.benchmark.episode import render_episodes
 from cuda_agent.benchmark.report import from_store, render
 from cuda_agent.cli import common
 from cuda_agent.cli.verdict import show_verdict
@@ -31,10 +33,14 @@ def run(args: argparse.Namespace) -> int:
     store = Store(common.runs_dir(args))
     run_id = args.run_id or next((r.id for r in reversed(store.runs())), "")
     data = from_store(store, run_id)
+    turns: Path | None = None
     out = args.out or store.root / "reports" / run_id / "report.html"
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         write_file(out, render(data).encode())
+        if episodes := transcripts(store, run_id):
+            turns = out.with_name("episode.html")
+            write_file(turns, render_episodes(data.run, episodes).encode())
     except OSError as error:
         raise OutputError(f"{out} cannot be written ({error.strerror or error}).") from error
     if args.json:
@@ -47,4 +53,6 @@ def run(args: argparse.Namespace) -> int:
     else:
         show_verdict(data.verdict, console)
     console.print(f"page: {out}", highlight=False, soft_wrap=True)
+    if turns is not None:
+        console.print(f"turn by turn: {turns}", highlight=False, soft_wrap=True)
     return 0
