@@ -3,6 +3,7 @@
 CudaAgentError
 ├── UserError                what the user gave cannot be used: one sentence, exit status 2
 │   ├── ProblemError         the problem file, module or inputs
+│   │   └── ProblemTooLarge  parameters, inputs and outputs do not fit the device
 │   ├── CandidateError       the candidate's files
 │   ├── TargetUnavailable    the requested hardware, compiler or driver is not here
 │   ├── SettingsError        an option or plan that does not exist or contradicts another
@@ -31,6 +32,10 @@ class UserError(CudaAgentError):
 
 class ProblemError(UserError):
     """The problem file, module or inputs cannot be used."""
+
+
+class ProblemTooLarge(ProblemError):
+    """Parameters, inputs and outputs do not fit the device's free memory."""
 
 
 class CandidateError(UserError):

@@ -48,6 +48,7 @@ def parser() -> argparse.ArgumentParser:
         record,
         report,
         skills,
+        synthesize,
         train,
     )
 
@@ -58,7 +59,7 @@ def parser() -> argparse.ArgumentParser:
     top.add_argument("--version", action="version", version=f"cuda-agent {__version__}")
     verbs = top.add_subparsers(metavar="VERB", required=True)
     verbs_in_order = (
-        optimize, evaluate, train, record, mcp, report, episodes, skills, doctor,
+        optimize, evaluate, synthesize, train, record, mcp, report, episodes, skills, doctor,
     )
     for verb in verbs_in_order:
         verb.add_parser(verbs)

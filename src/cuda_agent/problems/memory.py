@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from cuda_agent.errors import ProblemError
+from cuda_agent.errors import ProblemTooLarge
 from cuda_agent.problems import tree
 
 
@@ -82,11 +82,13 @@ def needed_bytes(
         return None
 
 
-def refuse(name: str, needed: int | None, free: int | None, device: torch.device) -> ProblemError:
+def refuse(
+    name: str, needed: int | None, free: int | None, device: torch.device
+) -> ProblemTooLarge:
     """The error for a problem that does not fit."""
     what = f"at least {size_text(needed)}" if needed else "more memory"
     have = f"{size_text(free)} are free" if free is not None else "not enough is free"
-    return ProblemError(
+    return ProblemTooLarge(
         f"{name} needs {what} for parameters, inputs and outputs, but {have} on {device}; "
         "use smaller shapes or free memory."
     )

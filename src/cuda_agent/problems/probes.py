@@ -53,10 +53,11 @@ def probe(instance: Instance, *, tolerance: float | None = None) -> list[Finding
     except ProblemError as error:
         kind = "P-output" if "forward returned" in str(error) else "P-raises"
         return [Finding(kind, str(error))]
-    return list(_findings(inputs, first, again, other, limit))
+    return examine(inputs, first, again, other, limit)
 
 
-def _findings(inputs: Any, first: Any, again: Any, other: Any, limit: float) -> list[Finding]:
+def examine(inputs: Any, first: Any, again: Any, other: Any, limit: float) -> list[Finding]:
+    """The findings of outputs at hand: `first` and `again` on `inputs`, `other` on others."""
     outs, repeats, others = tree.tensors(first), tree.tensors(again), tree.tensors(other)
     found = []
     if bad := _nonfinite(outs, others):

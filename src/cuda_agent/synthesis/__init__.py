@@ -1,4 +1,6 @@
-"""Problems made from the operators of the installed torch: crawled, composed, rendered.
+"""Problems made from the operators of the installed torch: crawled, composed, filtered, written."""
 
-Nothing is filtered or written yet; no command calls it.
-"""
+from cuda_agent.synthesis.filters import FILTERS
+from cuda_agent.synthesis.run import MAX_OPS, Options, Progress, synthesize
+
+__all__ = ["FILTERS", "MAX_OPS", "Options", "Progress", "synthesize"]

@@ -91,6 +91,15 @@ def infer(composition: Composition) -> list[torch.Tensor]:
     return tensors
 
 
+def weights(node: Node) -> int:
+    """Numbers in the parameters of the node's module; 0 for a function."""
+    target = None if node.op in ("input", "parameter") else resolve(node.op)
+    if not isinstance(target, type):
+        return 0
+    with torch.device("meta"):
+        return sum(p.numel() for p in target(**node.settings).parameters())
+
+
 def cost_ms(composition: Composition, tensors: Sequence[torch.Tensor], size: Size) -> float:
     """Estimated eager time: each operator reads and writes memory, products also compute."""
     itemsize = getattr(torch, composition.dtype).itemsize
@@ -140,6 +149,8 @@ class Builder:
         out = run(node, self.tensors)
         if not isinstance(out, torch.Tensor) or not 1 < out.numel() < self.size.elements:
             raise Rejected("size")
+        if weights(node) > self.size.weights:
+            raise Rejected("weights")
         self.nodes.append(node)
         self.tensors.append(out)
         self.values.append(Value(tuple(out.shape), layout, range_, family))

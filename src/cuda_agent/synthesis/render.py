@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import inspect
 import re
+from functools import cache
 from typing import Any
+
+import torch
 
 from cuda_agent.synthesis.compose import Composition, Node, infer
 from cuda_agent.synthesis.seeds import CHANNELS_FIRST, resolve
@@ -133,7 +137,14 @@ class _Writer:
             return f"{operands[0]} {sign} {node.settings['other']!r}"
         if sign and len(operands) == 2:
             return f"{operands[0]} {sign} {operands[1]}"
-        arguments = [self.setting(k, v) for k, v in node.settings.items()]
+        arguments: list[str] = []
+        named = False  # after a keyword everything is one
+        for key, value in node.settings.items():
+            if key in defaults(node.op) and defaults(node.op)[key] == value:
+                continue
+            text = self.setting(key, value)
+            named = named or text.startswith(f"{key}=")
+            arguments.append(text if text.startswith(f"{key}=") or not named else f"{key}={text}")
         if not isinstance(resolve(node.op), type):
             return f"{node.op}({', '.join([*operands, *arguments])})"
         short = node.op.removeprefix("nn.")
@@ -141,6 +152,16 @@ class _Writer:
         self.init.append(f"self.{name} = {node.op}({', '.join(arguments)})")
         self.init += _random_statistics(name, resolve(node.op), node.settings)
         return f"self.{name}({', '.join(operands)})"
+
+
+@cache
+def defaults(op: str) -> dict[str, Any]:
+    """Arguments that a person would leave out; empty where there is no Python signature."""
+    try:
+        found = inspect.signature(resolve(op)).parameters.values()
+    except (TypeError, ValueError):
+        return {}
+    return {p.name: p.default for p in found if p.default is not p.empty}
 
 
 def _attribute_of(short: str) -> str:
@@ -154,9 +175,10 @@ def _attribute_of(short: str) -> str:
 def _random_statistics(name: str, kind: type, settings: dict[str, Any]) -> list[str]:
     """Weights of a norm start as ones and zeros, which a kernel could leave out unnoticed."""
     lines: list[str] = []
-    module = kind(**settings)
     if "Norm" not in kind.__name__:
         return lines
+    with torch.device("meta"):
+        module = kind(**settings)
     if getattr(module, "weight", None) is not None:
         lines.append(f"nn.init.uniform_(self.{name}.weight, 0.5, 1.5)")
     if getattr(module, "bias", None) is not None:

@@ -55,6 +55,11 @@ _FAMILY_OF_FILE = {
 _NORMS = ("norm", "normalize", "softmax", "softmin")
 
 
+def short(name: str) -> str:
+    """`relu` of nn.ReLU, F.relu and torch.relu: one name for one operation."""
+    return name.rpartition(".")[2].replace("_", "").lower()
+
+
 @dataclass(frozen=True)
 class Seed:
     """One operator with what the crawl found out about it.
@@ -76,8 +81,7 @@ class Seed:
 
     @property
     def short(self) -> str:
-        """`relu` of nn.ReLU, F.relu and torch.relu: one name for one operation."""
-        return self.name.rpartition(".")[2].replace("_", "").lower()
+        return short(self.name)
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)

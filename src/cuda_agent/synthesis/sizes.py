@@ -13,7 +13,7 @@ from dataclasses import dataclass
 @dataclass(frozen=True)
 class Size:
     """`window_ms` is the filter's, `aim_ms` where the estimate should fall; `elements` of one
-    tensor and `bytes` of all values are upper limits."""
+    tensor, `weights` of one module and `bytes` of all values are upper limits."""
 
     window_ms: tuple[float, float]
     aim_ms: tuple[float, float]
@@ -22,6 +22,7 @@ class Size:
     half_speedup: float
     launch_s: float
     elements: int
+    weights: int
     bytes: int
     features: tuple[int, ...]
     steps: tuple[int, ...]
@@ -50,7 +51,8 @@ class Size:
 SIZES = {
     "cuda": Size(
         window_ms=(1.0, 100.0), aim_ms=(1.6, 30.0), bytes_per_s=3.0e12, flops_per_s=4.0e13,
-        half_speedup=8.0, launch_s=1e-5, elements=2**31 - 1, bytes=24 << 30,
+        half_speedup=8.0, launch_s=1e-5, elements=2**31 - 1, weights=2**27,
+        bytes=24 << 30,
         features=(256, 384, 512, 640, 768, 1000, 1024, 1536, 2048, 3072, 4096, 5120, 8192, 11008),
         steps=(64, 77, 128, 197, 256, 512, 1024, 2048),
         channels=(16, 32, 48, 64, 96, 128, 160, 192, 256, 320, 512),
@@ -59,7 +61,8 @@ SIZES = {
     ),
     "cpu": Size(
         window_ms=(0.2, 20.0), aim_ms=(0.5, 8.0), bytes_per_s=8e9, flops_per_s=6e10,
-        half_speedup=0.5, launch_s=5e-6, elements=2**27, bytes=1 << 30,
+        half_speedup=0.5, launch_s=5e-6, elements=2**27, weights=2**23,
+        bytes=1 << 30,
         features=(64, 128, 192, 256, 320, 384, 512, 640, 768, 1000, 1024, 1536, 2048),
         steps=(32, 64, 77, 128, 197, 256),
         channels=(8, 16, 24, 32, 48, 64, 96, 128),
