@@ -105,3 +105,19 @@ def test_kept_verdicts_survive_a_torn_line(cache: Path, problems: list[TrainingP
     assert kept.get(verdict.candidate_hash) is None
     kept.put(verdict)
     assert _Kept(path).get(verdict.candidate_hash) == verdict
+
+
+@pytest.mark.gpu
+def test_several_workers_share_a_gpu(tmp_path: Path) -> None:
+    environment = Environment(source="live", target="cuda", space_limit=8, workers=3)
+    for bias in (1, 2, 3):
+        (tmp_path / f"softmax{bias}.py").write_text(PROBLEM.format(bias=bias))
+    paths = [str(tmp_path / f"softmax{bias}.py") for bias in (1, 2, 3)]
+    made = load_problems(environment, paths, cache=tmp_path)
+    assert {p.task.device.target for p in made} == {"cuda"}
+    with open_source(environment, cache=tmp_path) as source:
+        futures = [source.submit(p, p.space.at(i)) for p in made for i in range(len(p.space))]
+        verdicts = [future.result(500) for future in futures]
+        audit = source.submit(made[0], {}, "audit").result(500)
+    assert {v.status for v in [*verdicts, audit]} == {"ok"}, [v.feedback for v in verdicts]
+    assert audit.tier == "audit" and audit.speedup["compile_default"] is not None
