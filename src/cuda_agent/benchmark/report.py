@@ -123,7 +123,9 @@ def speedup_rows(verdict: Verdict | None) -> list[dict[str, Any]]:
 def region_rows(
     regions: Sequence[Mapping[str, Any]], candidate: Candidate | None
 ) -> list[dict[str, Any]]:
-    """What each region is, and which skill with which knobs won it."""
+    """What each region is, and which skill with which knobs won it; no skill ("–") where the
+    candidate was not made from a plan."""
+    planned = candidate is None or candidate.plan is not None
     chosen = ((candidate.plan if candidate else None) or {}).get("regions", {})
     rows = []
     for region in regions:
@@ -135,7 +137,7 @@ def region_rows(
             {
                 "id": region["id"], "kind": region["kind"], "ops": shown,
                 "space": "×".join(map(str, region["space"])),
-                "skill": choice.get("skill", "torch"), "knobs": knobs,
+                "skill": choice.get("skill", "torch") if planned else "–", "knobs": knobs,
             }
         )
     return rows

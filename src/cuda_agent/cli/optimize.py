@@ -26,7 +26,7 @@ from cuda_agent.cli.verdict import show_verdict
 from cuda_agent.errors import OutputError, SettingsError
 from cuda_agent.policies import POLICIES
 from cuda_agent.problems import Instance, materialize
-from cuda_agent.records import Precision, Run, Track
+from cuda_agent.records import Candidate, Precision, Run, Track
 from cuda_agent.store import Store, new_run_id
 from cuda_agent.targets import Target
 
@@ -219,6 +219,14 @@ def _keep(record: Run, outcome: Outcome, store: Store, out: Path) -> None:
         write_solution(out, files, verdict, page)
 
 
+def _regions(record: Run, candidate: Candidate, store: Store) -> Table:
+    table = Table("region", "skill", "knobs", "operations", title="Kernels", title_justify="left")
+    for row in region_rows(store.note(record.id, "regions") or [], candidate):
+        if row["kind"] != "view":
+            table.add_row(row["id"], row["skill"], escape(row["knobs"]), escape(row["ops"]))
+    return table
+
+
 def _say_how_to_resume(run_id: str, args: argparse.Namespace) -> None:
     runs = f" --runs {args.runs}" if args.runs else ""
     Console(stderr=True, highlight=False, soft_wrap=True).print(
@@ -239,11 +247,8 @@ def _show(record: Run, outcome: Outcome, store: Store, out: Path) -> None:
             f"no correct solution in {outcome.evaluations} evaluations; run {record.id} keeps them"
         )
         return
-    table = Table("region", "skill", "knobs", "operations", title="Kernels", title_justify="left")
-    for row in region_rows(store.note(record.id, "regions") or [], outcome.candidate):
-        if row["kind"] != "view":
-            table.add_row(row["id"], row["skill"], escape(row["knobs"]), escape(row["ops"]))
-    console.print(table)
+    if outcome.candidate.plan is not None:
+        console.print(_regions(record, outcome.candidate, store))
     if outcome.verdict.tier != "audit":
         console.print("[yellow]not audited yet: these are screen figures")
     if not outcome.faster and not outcome.interrupted:
