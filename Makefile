@@ -34,7 +34,8 @@ demo: $(SETUP)
 		--minutes 2 --baselines eager,compile_default
 
 # Whatever measures time or starts judges runs alone; the rest shares the cores.
-ALONE := tests/evaluation tests/adversarial tests/honest tests/workers tests/agents tests/cli tests/test_api.py
+ALONE := tests/evaluation tests/adversarial tests/honest tests/workers tests/agents tests/cli tests/test_api.py \
+	tests/training/test_training_live.py tests/training/test_training_live_cpu.py
 test: $(SETUP_DEV)
 	OMP_NUM_THREADS=1 $(PY) -m pytest -m "not gpu and not slow" -q -n auto $(ALONE:%=--ignore=%)
 	$(PY) -m pytest -m "not gpu and not slow" -q $(ALONE)
