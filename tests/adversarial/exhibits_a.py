@@ -2,18 +2,9 @@
 
 from __future__ import annotations
 
-from museum import (
-    CUDA_LAUNCH,
-    RIGHT,
-    X86,
-    Exhibit,
-    body,
-    cuda,
-    native,
-    on_gpu,
-    problem,
-    python,
-)
+from museum import X86, Exhibit, body, on_gpu
+
+from cases import CUDA_LAUNCH, RIGHT, cuda, native, problem, python
 
 # --- work while no clock runs -------------------------------------------------------------------
 

@@ -2,18 +2,9 @@
 
 from __future__ import annotations
 
-from museum import (
-    CUDA_KERNEL,
-    CUDA_LAUNCH,
-    RIGHT,
-    Exhibit,
-    body,
-    cuda,
-    native,
-    on_gpu,
-    problem,
-    python,
-)
+from museum import Exhibit, body, on_gpu
+
+from cases import CUDA_KERNEL, CUDA_LAUNCH, RIGHT, cuda, native, problem, python
 
 
 def cached(key: str) -> dict[str, str]:

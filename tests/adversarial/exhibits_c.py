@@ -2,18 +2,9 @@
 
 from __future__ import annotations
 
-from museum import (
-    CUDA_KERNEL,
-    CUDA_LAUNCH,
-    RIGHT,
-    X86,
-    Exhibit,
-    body,
-    cuda,
-    native,
-    on_gpu,
-    python,
-)
+from museum import X86, Exhibit, body, on_gpu
+
+from cases import CUDA_KERNEL, CUDA_LAUNCH, RIGHT, cuda, native, python
 
 ZEROS = "return torch.zeros_like(x)"
 

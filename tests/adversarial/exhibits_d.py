@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from museum import RIGHT, Exhibit, problem, python
+from museum import Exhibit
+
+from cases import RIGHT, problem, python
 
 COUNTING = f"""
 self.calls = getattr(self, "calls", 0) + 1

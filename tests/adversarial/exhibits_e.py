@@ -5,20 +5,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from museum import (
-    CLASS,
-    LAUNCH,
-    PREAMBLE,
-    RIGHT,
-    SOURCE,
-    Exhibit,
-    body,
-    cuda,
-    native,
-    on_gpu,
-    problem,
-    python,
-)
+from museum import Exhibit, body, on_gpu
+
+from cases import CLASS, LAUNCH, PREAMBLE, REFERENCE, RIGHT, SOURCE, cuda, native, problem, python
 
 RELU = ("aten.relu",)
 NOTHING_GAINED = 1.6  # times eager's speed: a few launches less, or noise
@@ -119,7 +108,6 @@ FLAGGED_FALLBACK = native(
     return out if done else {RIGHT}
     """
 )
-REFERENCE = SOURCE.partition("def get_inputs")[0]
 EMPTY = {"model_new.py": f"{REFERENCE}\nclass ModelNew(Model):\n    pass\n"}
 RENAMED = {"model_new.py": f"{REFERENCE}\nModelNew = Model\n"}
 MADE = {"model_new.py": f"{REFERENCE}\nModelNew = type('ModelNew', (Model,), {{}})\n"}

@@ -2,17 +2,9 @@
 
 from __future__ import annotations
 
-from museum import (
-    RIGHT,
-    Exhibit,
-    body,
-    cuda,
-    native,
-    on_gpu,
-    problem,
-    python,
-)
+from museum import Exhibit, body, on_gpu
 
+from cases import RIGHT, cuda, native, problem, python
 from cuda_agent.records import Problem
 
 MODULE = "class ModelNew(nn.Module):\n    LINEAR = False\n"

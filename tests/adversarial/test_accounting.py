@@ -14,8 +14,9 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-from museum import BIAS, native
+from museum import BIAS
 
+from cases import native
 from cuda_agent.agents.loop import Room
 from cuda_agent.agents.optimize import Options, is_faster
 from cuda_agent.benchmark.report import headline, speedup_rows

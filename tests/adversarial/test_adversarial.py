@@ -15,8 +15,9 @@ import exhibits_d
 import exhibits_e
 import exhibits_f
 import pytest
-from museum import BIAS, IDS, Exhibit, native
+from museum import BIAS, IDS, Exhibit
 
+from cases import native
 from cuda_agent import runtime, targets
 from cuda_agent.evaluation import Judge, guard
 from cuda_agent.evaluation.guard import meanings

@@ -6,9 +6,9 @@ import random
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import evaluation_cases as cases
 import torch
 
+import cases
 from cuda_agent import targets
 from cuda_agent.evaluation import Settings, layout
 from cuda_agent.evaluation.entrant import Sample

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-import evaluation_cases as cases
 import pytest
 
+import cases
 from cuda_agent.evaluation import Judge, Pool, Settings
 from cuda_agent.problems import materialize
 
@@ -36,22 +36,22 @@ def _kernel(body: str, includes: str = "") -> dict[str, str]:
 
 
 CASES = [
-    Case("constant", cases.single("return torch.full_like(x, 0.4)"), "wrong", "the constant 0.4"),
+    Case("constant", cases.python("return torch.full_like(x, 0.4)"), "wrong", "the constant 0.4"),
     Case(
         "nan", _kernel("for (int64_t i = 0; i < rows * n; ++i) y[i] = 0.0f / 0.0f;"), "wrong",
         "all NaN",
     ),
     Case("nothing_written", _kernel(""), "wrong"),
-    Case("wrong_dtype", cases.single(f"return ({cases.COMPUTE}).double()"), "wrong", "float64"),
-    Case("wrong_shape", cases.single(f"return ({cases.COMPUTE})[:-1]"), "wrong", "[63, 512]"),
-    Case("a_tuple", cases.single(f"return ({cases.COMPUTE},)"), "wrong", "(tensor)"),
-    Case("no_tensor", cases.single("return 3.0"), "wrong", "3.0"),
-    Case("sleeping", cases.single("time.sleep(60)", "import time"), "timeout", "within 3 s"),
+    Case("wrong_dtype", cases.python(f"return ({cases.RIGHT}).double()"), "wrong", "float64"),
+    Case("wrong_shape", cases.python(f"return ({cases.RIGHT})[:-1]"), "wrong", "[63, 512]"),
+    Case("a_tuple", cases.python(f"return ({cases.RIGHT},)"), "wrong", "(tensor)"),
+    Case("no_tensor", cases.python("return 3.0"), "wrong", "3.0"),
+    Case("sleeping", cases.python("time.sleep(60)", "import time"), "timeout", "within 3 s"),
     Case(
         "infinite_loop", _kernel("volatile bool on = true; while (on) {}"), "timeout", "within 3 s"
     ),
-    Case("system_exit", cases.single("raise SystemExit(0)"), "runtime_error", "SystemExit"),
-    Case("raises", cases.single("return x @ x"), "runtime_error", "shapes cannot be multiplied"),
+    Case("system_exit", cases.python("raise SystemExit(0)"), "runtime_error", "SystemExit"),
+    Case("raises", cases.python("return x @ x"), "runtime_error", "shapes cannot be multiplied"),
     Case(
         "segfault", _kernel("*(volatile float*)8 = 1.0f;"), "runtime_error", "segmentation fault"
     ),
@@ -60,7 +60,7 @@ CASES = [
         "division by zero",
     ),
     Case(
-        "huge_tensor", cases.single("return torch.empty(1 << 46)"), "out_of_memory",
+        "huge_tensor", cases.python("return torch.empty(1 << 46)"), "out_of_memory",
         "out of memory",
     ),
     Case(
@@ -72,13 +72,13 @@ CASES = [
         "out_of_memory", "out of memory",
     ),
     Case(
-        "deep_recursion", cases.single("return self.forward(x)"), "runtime_error", "RecursionError"
+        "deep_recursion", cases.python("return self.forward(x)"), "runtime_error", "RecursionError"
     ),
     Case("does_not_compile", cases.native(kernel="int x = ;"), "compile_error", "fused.cpp:1"),
     Case("syntax_error", {"model_new.py": "class ModelNew(:\n"}, "compile_error", "model_new.py:1"),
     Case("no_class", {"model_new.py": "x = 1\n"}, "compile_error", "ModelNew"),
     Case(
-        "needs_more_arguments", cases.single("return x", cls=cases.CLASS.replace("s)", "s, z)")),
+        "needs_more_arguments", cases.python("return x", cls=cases.CLASS.replace("s)", "s, z)")),
         "runtime_error", "missing 1 required positional argument",
     ),
 ]

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import evaluation_cases as cases
 import pytest
 from test_evaluation_cuda import KERNEL, SOURCE, native
 
+import cases
 from cuda_agent import targets
 from cuda_agent.evaluation import Judge, Pool, Settings, activity, protocol
 from cuda_agent.evaluation.activity import Work
@@ -102,7 +102,7 @@ def test_a_cpu_has_no_tracer(judge_for: Callable[..., Judge]) -> None:
 
 @pytest.fixture(scope="module")
 def audit(cache_dir: Path) -> Iterator[Callable[[dict[str, str]], Verdict]]:
-    problem = cases.problem(SOURCE, "cuda_bias_relu")
+    problem = cases.problem("cuda_bias_relu", SOURCE)
     settings = Settings(target="cuda", tier="audit", baselines=("eager",), time_limit_s=1.0)
     with Pool("cuda", threads=4) as pool, Judge(
         problem, materialize(problem, "cuda"), settings, cache_dir=cache_dir, pool=pool
@@ -127,9 +127,9 @@ class TestOnAGpu:
         self, audit: Callable[[dict[str, str]], Verdict]
     ) -> None:
         forward = (
-            "    def forward(self, x):\n        if x.dim() > 5:\n"
-            "            kernels.fused(1, 256, x, self.bias, x, x.numel(), x.shape[-1])\n"
-            f"        return {cases.COMPUTE}\n"
+            "if x.dim() > 5:\n"
+            "    kernels.fused(1, 256, x, self.bias, x, x.numel(), x.shape[-1])\n"
+            f"return {cases.RIGHT}"
         )
         verdict = audit(native(KERNEL, forward))
         assert verdict.status == "cheating", verdict.feedback

@@ -6,9 +6,9 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import evaluation_cases as cases
 import pytest
 
+import cases
 from cuda_agent import targets
 from cuda_agent.errors import CompileFailure
 from cuda_agent.evaluation import Judge, Pool, builder, sandbox

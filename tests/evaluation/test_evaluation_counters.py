@@ -8,9 +8,9 @@ import subprocess
 import sys
 from collections.abc import Callable
 
-import evaluation_cases as cases
 import pytest
 
+import cases
 from cuda_agent.evaluation import Judge, counters
 from cuda_agent.records import Counters
 
@@ -83,6 +83,6 @@ def test_a_candidate_is_counted_or_the_reason_given(judge_for: Callable[..., Jud
 
 def test_a_failing_candidate_has_no_counters(judge_for: Callable[..., Judge]) -> None:
     judge = judge_for(cases.problem())
-    files = cases.single("raise ValueError('no')")
+    files = cases.python("raise ValueError('no')")
     found = counters.count(judge, cases.candidate(files, judge.problem))
     assert found.values == {} and "the candidate failed" in found.missing

@@ -6,10 +6,10 @@ import statistics
 from collections.abc import Iterator
 from pathlib import Path
 
-import evaluation_cases as cases
 import pytest
 import torch
 
+import cases
 from cuda_agent import targets
 from cuda_agent.evaluation import Judge, Pool, Settings
 from cuda_agent.problems import live_instance, materialize
@@ -31,13 +31,6 @@ extern "C" __global__ void fused(const float* x, const float* bias, float* y,
     y[i] = fmaxf(v, 0.0f) + 0.5f * x[i];
 }
 """
-FORWARD = """
-    def forward(self, x):
-        x = x.contiguous()
-        out = torch.empty_like(x)
-        kernels.fused((x.numel() + 255) // 256, 256, x, self.bias, out, x.numel(), x.shape[-1])
-        return out
-"""
 HOST = """
 #include <cuda_runtime.h>
 __global__ void k(const float* x, const float* bias, float* y, long long total, long long columns) {
@@ -49,17 +42,16 @@ extern "C" void fused(const float* x, const float* bias, float* y, long long tot
     k<<<(total + 255) / 256, 256, 0, (cudaStream_t)stream>>>(x, bias, y, total, columns);
 }
 """
-HOST_FORWARD = """
-    def forward(self, x):
-        x = x.contiguous()
-        out = torch.empty_like(x)
-        kernels.fused(x, self.bias, out, x.numel(), x.shape[-1], runtime.current_stream())
-        return out
+HOST_LAUNCH = """
+x = x.contiguous()
+out = torch.empty_like(x)
+kernels.fused(x, self.bias, out, x.numel(), x.shape[-1], runtime.current_stream())
+return out
 """
 
 
-def native(kernel: str = KERNEL, forward: str = FORWARD) -> dict[str, str]:
-    return {"model_new.py": cases.PREAMBLE + cases.CLASS + forward, "kernels/fused.cu": kernel}
+def native(kernel: str = KERNEL, forward: str = cases.CUDA_LAUNCH) -> dict[str, str]:
+    return cases.cuda(kernel, forward)
 
 
 def with_statement(statement: str) -> dict[str, str]:
@@ -74,7 +66,7 @@ def cuda_pool() -> Iterator[Pool]:
 
 @pytest.fixture(scope="module")
 def judge(cuda_pool: Pool, cache_dir: Path) -> Iterator[Judge]:
-    problem = cases.problem(SOURCE, "cuda_bias_relu")
+    problem = cases.problem("cuda_bias_relu", SOURCE)
     settings = Settings(target="cuda", baselines=("eager",), deadline_s=8.0)
     instance = materialize(problem, "cuda")
     with Judge(problem, instance, settings, cache_dir=cache_dir, pool=cuda_pool) as made:
@@ -97,13 +89,13 @@ def test_an_honest_native_candidate_is_ok_and_faster_than_eager(judge: Judge) ->
 def test_a_host_launcher_is_ok(judge: Judge) -> None:
     if targets.get("cuda").environment()["nvcc"] == "none":
         pytest.skip("no nvcc")
-    verdict = verdict_of(judge, native(HOST, HOST_FORWARD))
+    verdict = verdict_of(judge, native(HOST, HOST_LAUNCH))
     assert verdict.ok, verdict.feedback
 
 
 FAULTS = {
     "wrong": (with_statement("if (i > 1000000) return;"), "wrong", "wrong"),
-    "zeros": (cases.single("return torch.zeros_like(x)"), "wrong", "all zeros"),
+    "zeros": (cases.python("return torch.zeros_like(x)"), "wrong", "all zeros"),
     "hang": (
         with_statement("long long t = clock64(); while (clock64() - t < (1ll << 62)) {}"),
         "timeout", "within 8 s",
@@ -118,31 +110,31 @@ FAULTS = {
     ),
     "trap": (with_statement("if (i == 5) __trap();"), "runtime_error", ""),
     "too_much_shared": (
-        native(forward=FORWARD.replace("x.shape[-1])", "x.shape[-1], shared=1 << 20)")),
+        native(forward=cases.CUDA_LAUNCH.replace("x.shape[-1])", "x.shape[-1], shared=1 << 20)")),
         "runtime_error", "",
     ),
     "bad_block": (
-        native(forward=FORWARD.replace("256, x, ", "4096, x, ")), "runtime_error", ""
+        native(forward=cases.CUDA_LAUNCH.replace("256, x, ", "4096, x, ")), "runtime_error", ""
     ),
     "out_of_memory": (
-        cases.single("return torch.empty(1 << 42, device='cuda')"), "out_of_memory", "out of memory"
+        cases.python("return torch.empty(1 << 42, device='cuda')"), "out_of_memory", "out of memory"
     ),
     "not_compiled": (native(KERNEL.replace("fmaxf", "fmaxxf")), "compile_error", "fused.cu:"),
     "mutating": (
-        cases.single(f"out = {cases.COMPUTE}\nx.mul_(2)\nreturn out"), "wrong", "changed its inputs"
+        cases.python(f"out = {cases.RIGHT}\nx.mul_(2)\nreturn out"), "wrong", "changed its inputs"
     ),
     "cached_by_pointer": (
-        cases.single(
+        cases.python(
             "key = x.data_ptr(), self.bias._version\nif key not in CACHE:\n"
-            f"    CACHE[key] = {cases.COMPUTE}\nreturn CACHE[key].clone()",
+            f"    CACHE[key] = {cases.RIGHT}\nreturn CACHE[key].clone()",
             "CACHE = {}",
         ),
         "wrong", "a timed call",
     ),
     "tf32_of_its_own": (
-        cases.single(
+        cases.python(
             f"torch.backends.cuda.matmul.allow_tf32 = True\neye = torch.eye(4096, device='cuda')\n"
-            f"return ({cases.COMPUTE}) @ eye"
+            f"return ({cases.RIGHT}) @ eye"
         ),
         "wrong", "",
     ),
@@ -170,14 +162,14 @@ def test_work_on_a_side_stream_is_counted(judge: Judge) -> None:
     body = (
         "s = torch.cuda.Stream()\ns.wait_stream(torch.cuda.current_stream())\n"
         "with torch.cuda.stream(s):\n"
-        f"    for _ in range(20):\n        out = {cases.COMPUTE}\n"
+        f"    for _ in range(20):\n        out = {cases.RIGHT}\n"
         "torch.cuda.current_stream().wait_stream(s)\nreturn out"
     )
-    honest = verdict_of(judge, cases.single(body))
+    honest = verdict_of(judge, cases.python(body))
     assert honest.ok and honest.speedup["eager"] is not None
     assert honest.speedup["eager"].value < 0.3
     unjoined = body.replace("torch.cuda.current_stream().wait", "s.wait")
-    hidden = verdict_of(judge, cases.single(unjoined))
+    hidden = verdict_of(judge, cases.python(unjoined))
     assert hidden.status == "cheating" and hidden.findings[0].id == "A1"
 
 
@@ -192,7 +184,7 @@ def test_the_screen_is_quick_and_repeatable(judge: Judge) -> None:
 
 
 def test_audit(cuda_pool: Pool, cache_dir: Path) -> None:
-    problem = cases.problem(SOURCE, "cuda_bias_relu")
+    problem = cases.problem("cuda_bias_relu", SOURCE)
     settings = Settings(target="cuda", tier="audit", baselines=("eager",), time_limit_s=5.0)
     instance = materialize(problem, "cuda")
     with Judge(problem, instance, settings, cache_dir=cache_dir, pool=cuda_pool) as judge:
@@ -224,7 +216,7 @@ def get_inputs():
 def test_products_by_precision(
     cuda_pool: Pool, cache_dir: Path, precision: str, kind: str, status: str
 ) -> None:
-    problem = cases.problem(MATMUL, "matmul")
+    problem = cases.problem("matmul", MATMUL)
     text = cases.PREAMBLE.replace("kernels = runtime.load(__file__)\n", "") + (
         "class ModelNew(nn.Module):\n    def forward(self, a, b):\n"
         f"        return runtime.matmul(a, b, precision={kind!r})\n"
@@ -257,7 +249,7 @@ def test_a_live_module_on_the_gpu(cuda_pool: Pool, cache_dir: Path) -> None:
 
 @pytest.mark.slow
 def test_all_baselines_beside_a_candidate(cuda_pool: Pool, cache_dir: Path) -> None:
-    problem = cases.problem(SOURCE, "cuda_bias_relu")
+    problem = cases.problem("cuda_bias_relu", SOURCE)
     settings = Settings(target="cuda", tier="audit", time_limit_s=5.0)
     instance = materialize(problem, "cuda")
     with Judge(problem, instance, settings, cache_dir=cache_dir, pool=cuda_pool) as judge:

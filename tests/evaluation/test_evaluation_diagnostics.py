@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-import evaluation_cases as cases
 import pytest
 
+import cases
 from cuda_agent import runtime
 from cuda_agent.evaluation import Judge, diagnostics
 
@@ -178,7 +178,7 @@ def test_cpp_through_the_judge(judge_for: Callable[..., Judge]) -> None:
 
 def test_python_through_the_judge(judge_for: Callable[..., Judge]) -> None:
     judge = judge_for(cases.problem())
-    files = cases.single("return torch.relu(x")
+    files = cases.python("return torch.relu(x")
     verdict = judge.judge(cases.candidate(files, judge.problem))
     assert verdict.status == "compile_error" and verdict.diagnostic is not None
     assert verdict.diagnostic.file == "model_new.py"
@@ -187,7 +187,7 @@ def test_python_through_the_judge(judge_for: Callable[..., Judge]) -> None:
 
 def test_an_exception_names_the_file_and_no_folder(judge_for: Callable[..., Judge]) -> None:
     judge = judge_for(cases.problem())
-    verdict = judge.judge(cases.candidate(cases.single("return x + nothing"), judge.problem))
+    verdict = judge.judge(cases.candidate(cases.python("return x + nothing"), judge.problem))
     assert verdict.status == "runtime_error"
     assert 'File "model_new.py"' in verdict.feedback and "/tmp" not in verdict.feedback
 

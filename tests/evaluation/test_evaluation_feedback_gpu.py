@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-import evaluation_cases as cases
 import pytest
 from test_evaluation_cuda import KERNEL, SOURCE, native, with_statement
 
+import cases
 from cuda_agent import targets
 from cuda_agent.evaluation import Judge, Pool, Settings
 from cuda_agent.evaluation.counters import count
@@ -25,7 +25,7 @@ pytestmark = [
 
 @pytest.fixture(scope="module")
 def judge(cache_dir: Path) -> Iterator[Judge]:
-    problem = cases.problem(SOURCE, "cuda_bias_relu")
+    problem = cases.problem("cuda_bias_relu", SOURCE)
     settings = Settings(target="cuda", baselines=("eager",), deadline_s=8.0)
     with Pool("cuda", threads=4) as pool, Judge(
         problem, materialize(problem, "cuda"), settings, cache_dir=cache_dir, pool=pool

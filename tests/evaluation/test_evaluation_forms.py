@@ -6,9 +6,9 @@ import dataclasses
 import signal
 from pathlib import Path
 
-import evaluation_cases as cases
 import pytest
 
+import cases
 from cuda_agent.errors import CandidateError, SettingsError
 from cuda_agent.evaluation import Settings, detect_form, failures, load_candidate
 from cuda_agent.evaluation.forms import check_names, entry_of

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import evaluation_cases as cases
 import pytest
 
+import cases
 from cuda_agent.evaluation import guard
 from cuda_agent.evaluation.forms import own_runtime
 from cuda_agent.evaluation.guard import native, plausibility
@@ -20,7 +20,7 @@ def ids(files: dict[str, str], track: Track = "library") -> set[str]:
 
 
 def python(body: str, head: str = "", cls: str = cases.CLASS) -> dict[str, str]:
-    return cases.single(body, head, cls)
+    return cases.python(body, head, cls)
 
 
 CHEATS = {
@@ -65,7 +65,7 @@ CHEATS = {
     "C16": (python("return x", "import sys\nsys.stdout = None"), "C16"),
     "D1": (python("import inspect\ninspect.stack()\nreturn x"), "D1"),
     "D3": (python("return x if os.environ.get('TEST') else x + 1", "import os"), "D3"),
-    "E2": (cases.native(forward=f"\n    def forward(self, x):\n        return {cases.COMPUTE}\n"),
+    "E2": (cases.native(forward=f"return {cases.RIGHT}"),
            "E2"),
     "E3": (
         python("try:\n    return kernels.fused(x)\nexcept Exception:\n    return torch.relu(x)"),
@@ -208,14 +208,14 @@ def test_torch_calls_in_bindings_under_the_kernels_track(line: str, fires: bool)
 
 
 LIBRARIES = {
-    "numpy": (cases.single("return np.maximum(x, 0)", "import numpy as np"), "numpy.maximum", "E1"),
+    "numpy": (cases.python("return np.maximum(x, 0)", "import numpy as np"), "numpy.maximum", "E1"),
     "through_a_method": (
-        {"model_new.py": cases.single("return self.work(x)", "import scipy.special as s")[
+        {"model_new.py": cases.python("return self.work(x)", "import scipy.special as s")[
             "model_new.py"] + "    def work(self, x):\n        return s.expit(x)\n"},
         "scipy.special.expit", "E1",
     ),
     "triton": (
-        cases.single("return top(x)", "import triton.language as tl\n"
+        cases.python("return top(x)", "import triton.language as tl\n"
                      "def top(x):\n    return tl.sort(x)"),
         "triton.language.sort", "E9",
     ),
@@ -247,10 +247,10 @@ def test_what_a_library_computes_is_listed_and_refused_where_kernels_are_wanted(
 @pytest.mark.parametrize(
     "files",
     [
-        cases.single("n = int(np.prod(x.shape))\nreturn x", "import numpy as np\nT = np.exp(1.0)"),
+        cases.python("n = int(np.prod(x.shape))\nreturn x", "import numpy as np\nT = np.exp(1.0)"),
         cases.native(kernel="__global__ void f() { cub::BlockReduce<float, 128> r; }"),
         cases.native(kernel="// cublasSgemm(h)\nconst char* s = \"thrust::sort(\";"),
-        cases.single("return tl_dot(x)", "import triton.language as tl\n"
+        cases.python("return tl_dot(x)", "import triton.language as tl\n"
                      "def tl_dot(x):\n    return tl.dot(x, x)"),
     ],
 )

@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
-import evaluation_cases as cases
 import pytest
 
+import cases
 from cuda_agent.evaluation import guard
 
 PROBLEM = cases.problem()
 
 
 def python(head: str, body: str = "return x", **more: str) -> dict[str, str]:
-    return {**cases.single(body, head), **{f"{name}.py": text for name, text in more.items()}}
+    return {**cases.python(body, head), **{f"{name}.py": text for name, text in more.items()}}
 
 
 def kernel(text: str) -> dict[str, str]:
     return cases.native(kernel=cases.KERNEL + text)
 
 
-REFERENCE = cases.SOURCE.partition("def get_inputs")[0]
-UNNAMED = f"\n    def forward(self, x):\n        return {cases.COMPUTE}\n"
+UNNAMED = f"return {cases.RIGHT}"
 
 DISGUISES = {
     "A5_through_a_helper": (
@@ -52,18 +51,18 @@ DISGUISES = {
                "atexit.register(cleanup)"), "C3",
     ),
     "C6_memory": (python("open('/proc/self/mem')"), "C6"),
-    "E4_copied": ({"model_new.py": REFERENCE + "\nModelNew = Model\n"}, "E4"),
+    "E4_copied": ({"model_new.py": cases.REFERENCE + "\nModelNew = Model\n"}, "E4"),
     "E4_between": (
-        {"model_new.py": REFERENCE + "\nclass Own(Model):\n    pass\n\n"
+        {"model_new.py": cases.REFERENCE + "\nclass Own(Model):\n    pass\n\n"
          "class ModelNew(Own):\n    pass\n"}, "E4",
     ),
     "E4_super_of_a_copy": (
-        {"model_new.py": REFERENCE + "\nclass ModelNew(Model):\n    def forward(self, x):\n"
+        {"model_new.py": cases.REFERENCE + "\nclass ModelNew(Model):\n    def forward(self, x):\n"
          "        return super().forward(x)\n"}, "E4",
     ),
     "E4_in_a_helper": (
         {"model_new.py": "from helper import Base\nclass ModelNew(Base):\n    pass\n",
-         "helper.py": REFERENCE + "\nclass Base(Model):\n    pass\n"}, "E4",
+         "helper.py": cases.REFERENCE + "\nclass Base(Model):\n    pass\n"}, "E4",
     ),
     "E2_macro": (
         cases.native(forward=UNNAMED, kernel="#define EXPORT extern \"C\"\n"

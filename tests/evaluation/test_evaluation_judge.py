@@ -9,11 +9,11 @@ import signal
 from collections.abc import Callable
 from pathlib import Path
 
-import evaluation_cases as cases
 import pytest
 import torch
 from torch import nn
 
+import cases
 from cuda_agent.errors import ProblemError, TargetUnavailable
 from cuda_agent.evaluation import Judge, Pool, Settings
 from cuda_agent.problems import live_instance, materialize
@@ -93,7 +93,7 @@ PROBLEMS = {
 
 @pytest.mark.parametrize("name", PROBLEMS)
 def test_a_copy_of_the_reference_is_right(judge_for: JudgeFor, name: str) -> None:
-    problem = cases.problem(PROBLEMS[name], name)
+    problem = cases.problem(name, PROBLEMS[name])
     verdict = valid(judge_for(problem).judge(cases.candidate(rewritten(PROBLEMS[name]), problem)))
     assert verdict.ok, (verdict.feedback, verdict.findings)
     assert verdict.error is not None and verdict.error.against == "float64 eager"
@@ -113,7 +113,7 @@ def test_a_copy_of_the_reference_is_right(judge_for: JudgeFor, name: str) -> Non
     ],
 )
 def test_a_small_change_is_wrong(judge_for: JudgeFor, name: str, old: str, new: str) -> None:
-    problem = cases.problem(PROBLEMS[name], name)
+    problem = cases.problem(name, PROBLEMS[name])
     files = rewritten(PROBLEMS[name], **{old: new})
     verdict = valid(judge_for(problem).judge(cases.candidate(files, problem)))
     assert verdict.status == "wrong", verdict.findings
@@ -122,7 +122,7 @@ def test_a_small_change_is_wrong(judge_for: JudgeFor, name: str, old: str, new: 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_low_precision_problems(judge_for: JudgeFor, dtype: str) -> None:
     text = source("return torch.softmax(x * 3, -1)", "torch.randn(64, 300)")
-    problem = cases.problem(text, dtype=dtype)
+    problem = cases.problem(source=text, dtype=dtype)
     judge = judge_for(problem)
     verdict = valid(judge.judge(cases.candidate(rewritten(text), problem)))
     assert verdict.ok and verdict.dtype == dtype, verdict.feedback
@@ -134,7 +134,7 @@ def test_low_precision_problems(judge_for: JudgeFor, dtype: str) -> None:
 
 def test_bf16_inside_a_float32_problem_is_wrong_under_strict(judge_for: JudgeFor) -> None:
     text = source("return x @ more[0]", "torch.randn(64, 128), torch.randn(128, 64)")
-    problem = cases.problem(text)
+    problem = cases.problem(source=text)
     low = rewritten(text, **{"x @ more[0]": "(x.bfloat16() @ more[0].bfloat16()).float()"})
     verdict = judge_for(problem).judge(cases.candidate(low, problem))
     assert verdict.status == "wrong" and verdict.error is not None
@@ -157,7 +157,7 @@ UNSOUND = {
 def test_an_unsound_problem_is_invalid_whatever_the_candidate(
     judge_for: JudgeFor, name: str
 ) -> None:
-    problem = cases.problem(UNSOUND[name], name)
+    problem = cases.problem(name, UNSOUND[name])
     verdict = valid(judge_for(problem).judge(cases.candidate(rewritten(UNSOUND[name]), problem)))
     assert verdict.status == "invalid_problem"
     assert name in {f.id for f in verdict.findings}
@@ -190,7 +190,7 @@ def test_an_honest_native_candidate_is_measured(judge_for: JudgeFor) -> None:
 
 def test_a_slower_candidate_gets_a_ratio_below_one(judge_for: JudgeFor) -> None:
     judge = judge_for(cases.problem())
-    slow = cases.single(f"for _ in range(20):\n    y = {cases.COMPUTE}\nreturn y")
+    slow = cases.python(f"for _ in range(20):\n    y = {cases.RIGHT}\nreturn y")
     verdict = judge.judge(cases.candidate(slow, judge.problem))
     assert verdict.ok and verdict.speedup["eager"] is not None
     assert verdict.speedup["eager"].value < 0.5
@@ -200,7 +200,7 @@ def test_external_work_is_listed_under_library_and_refused_under_kernels(
     judge_for: JudgeFor,
 ) -> None:
     problem = cases.problem()
-    files = cases.single(f"return {cases.COMPUTE}")
+    files = cases.python(f"return {cases.RIGHT}")
     library = judge_for(problem).judge(cases.candidate(files, problem))
     assert library.ok and "aten.relu" in library.external_ops
     kernels = judge_for(problem, track="kernels")
@@ -213,13 +213,13 @@ def test_a_static_cheat_never_runs(judge_for: JudgeFor, tmp_path: Path) -> None:
     judge = judge_for(cases.problem())
     mark = tmp_path / "ran"
     head = f"import os\nos.makedirs({str(mark)!r}, exist_ok=True)\nos._exit(0)"
-    verdict = valid(judge.judge(cases.candidate(cases.single("return x", head), judge.problem)))
+    verdict = valid(judge.judge(cases.candidate(cases.python("return x", head), judge.problem)))
     assert verdict.status == "cheating" and verdict.findings[0].id == "C2"
     assert not mark.exists()
 
 
 def test_weights_prepared_in_init_pass_with_a_remark(judge_for: JudgeFor) -> None:
-    files = cases.single(
+    files = cases.python(
         "return torch.relu(x + self.ready) + 0.5 * x",
         cls=cases.CLASS + "        self.ready = self.bias.detach().clone()\n",
     )
@@ -251,12 +251,12 @@ def test_a_candidate_sees_neither_the_environment_nor_other_files(
     monkeypatch.setenv("OPENAI_API_KEY", "secret")
     body = "import os\nraise ValueError(repr((sorted(os.environ), os.getcwd(), os.listdir())))"
     judge = judge_for(cases.problem())
-    said = judge.judge(cases.candidate(cases.single(body), judge.problem)).feedback
+    said = judge.judge(cases.candidate(cases.python(body), judge.problem)).feedback
     assert "ValueError" not in said or "secret" not in said
     # the guard refuses reading the environment inside forward, so look while loading
     head = "import os\nSEEN = repr((sorted(os.environ), os.listdir()))"
     said = judge.judge(
-        cases.candidate(cases.single("raise ValueError(SEEN)", head), judge.problem)
+        cases.candidate(cases.python("raise ValueError(SEEN)", head), judge.problem)
     ).feedback
     assert "OPENAI" not in said and "'PATH'" in said
     assert "['model_new.py']" in said
@@ -271,7 +271,7 @@ def test_an_init_argument_that_is_no_literal(judge_for: JudgeFor) -> None:
         "def get_inputs():\n    return [torch.randn(8, 16)]\n"
         "def get_init_inputs():\n    return [torch.float32, torch.arange(16.0)]\n"
     )
-    problem = cases.problem(text)
+    problem = cases.problem(source=text)
     assert judge_for(problem).judge(cases.candidate(rewritten(text), problem)).ok
 
 
@@ -311,7 +311,7 @@ def test_a_killed_fork_server_is_replaced(cache_dir: Path) -> None:
 def test_a_candidate_that_kills_itself_is_a_harness_error_in_the_end(judge_for: JudgeFor) -> None:
     judge = judge_for(cases.problem())
     body = "import ctypes, os\nctypes.CDLL(None).kill(os.getpid(), 9)"
-    verdict = judge.judge(cases.candidate(cases.single(body), judge.problem))
+    verdict = judge.judge(cases.candidate(cases.python(body), judge.problem))
     assert verdict.status == "harness_error" and verdict.timing is None
 
 
@@ -333,7 +333,7 @@ def test_nothing_is_left_behind(pool: Pool, cache_dir: Path) -> None:
 def test_baselines_are_measured_once_and_kept_on_disk(
     judge_for: JudgeFor, tmp_path: Path, pool: Pool
 ) -> None:
-    problem = cases.problem(cases.SOURCE + "\n# a problem of its own\n")
+    problem = cases.problem(source=cases.SOURCE + "\n# a problem of its own\n")
     settings = Settings(target="cpu", baselines=("eager",), threads=1)
     times = []
     for _ in range(2):
@@ -365,7 +365,7 @@ def test_compile_default_is_measured_beside_eager(judge_for: JudgeFor) -> None:
 
 
 def test_a_baseline_that_fails_is_missing_with_its_reason(judge_for: JudgeFor) -> None:
-    unlike = cases.problem(cases.SOURCE + "# measured by no other test\n")
+    unlike = cases.problem(source=cases.SOURCE + "# measured by no other test\n")
     judge = judge_for(unlike, baselines=("eager", "compile_default"), compile_deadline_s=0.05)
     judge.measure_baselines()
     verdict = judge.judge(cases.candidate(cases.native(), judge.problem, trusted=True))

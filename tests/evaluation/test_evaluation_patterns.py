@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-import evaluation_cases as cases
 import pytest
 import torch
 
+import cases
 from cuda_agent.evaluation import Judge, patterns
 from cuda_agent.records import Verdict
 

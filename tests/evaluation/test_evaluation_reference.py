@@ -8,10 +8,10 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-import evaluation_cases as cases
 import pytest
 import torch
 
+import cases
 from cuda_agent import targets
 from cuda_agent.evaluation import Settings, layout
 from cuda_agent.evaluation.baselines import BaselineStore
@@ -26,7 +26,7 @@ from cuda_agent.records import Interval
 
 
 def reference(source: str = cases.SOURCE, dtype: str = "float32") -> Reference:
-    return Reference(materialize(cases.problem(source, dtype=dtype), "cpu"), "strict")
+    return Reference(materialize(cases.problem(source=source, dtype=dtype), "cpu"), "strict")
 
 
 def text(forward: str, inputs: str = "torch.randn(8, 16)") -> str:
@@ -238,7 +238,7 @@ def test_stored_baselines_add_up_and_depend_on_the_question(tmp_path: Path) -> N
         for settings in (Settings(), Settings(precision="matched"), Settings(threads=7))
     }
     assert len(keys) == 3
-    other = materialize(cases.problem(cases.SOURCE + "\n#"), "cpu")
+    other = materialize(cases.problem(source=cases.SOURCE + "\n#"), "cpu")
     assert BaselineStore(tmp_path, other, Settings(), target).key not in keys
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 
-import evaluation_cases as cases
 import pytest
 import torch
 
+import cases
 from cuda_agent.evaluation import Judge, feedback, resources, roofline
 from cuda_agent.problems import materialize
 from cuda_agent.records import Precision, Roofline
@@ -73,7 +73,7 @@ def test_operations_of_the_reference(body: str, shape: str, operations: int) -> 
         "import torch\nclass Model(torch.nn.Module):\n    def forward(self, x):\n"
         f"        return {body}\ndef get_inputs():\n    return [torch.randn({shape})]\n"
     )
-    instance = materialize(cases.problem(source), "cpu")
+    instance = materialize(cases.problem(source=source), "cpu")
     assert roofline.operations(instance, instance.inputs(1)) == operations
 
 

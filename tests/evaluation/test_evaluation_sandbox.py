@@ -11,9 +11,9 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-import evaluation_cases as cases
 import pytest
 
+import cases
 import cuda_agent
 from cuda_agent.evaluation import Judge, Pool, Settings, guard, sandbox
 from cuda_agent.problems import materialize
@@ -106,7 +106,7 @@ def test_no_candidate_gets_out(judge: Judge, places: dict[str, object], name: st
         pytest.skip(f"{wall}: {WALLS.get(wall, 'missing')}")
     text = attempt(name, places)
     verdict = judge.judge(
-        cases.candidate(cases.single(f"{text}\nreturn {cases.COMPUTE}", HEAD), judge.problem)
+        cases.candidate(cases.python(f"{text}\nreturn {cases.RIGHT}", HEAD), judge.problem)
     )
     assert verdict.ok, (verdict.feedback, verdict.findings)
 
@@ -137,9 +137,9 @@ def test_only_its_own_descriptors_are_open(judge: Judge) -> None:
             continue
         if not path.startswith(allowed) and not path.endswith("/output"):
             raise RuntimeError("open: " + path)
-    return {cases.COMPUTE}
+    return {cases.RIGHT}
     """
-    files = cases.single(textwrap.dedent(forward), HEAD)
+    files = cases.python(textwrap.dedent(forward), HEAD)
     verdict = judge.judge(cases.candidate(files, judge.problem))
     assert verdict.ok, verdict.feedback
 
@@ -153,9 +153,9 @@ def test_what_nvidias_driver_does_at_its_start_is_allowed(judge: Judge) -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as own:
         own.bind(f"\\0cuda-uvmfd-1-{{os.getpid()}}")
         own.listen()
-    return {cases.COMPUTE}
+    return {cases.RIGHT}
     """
-    files = cases.single(textwrap.dedent(forward), HEAD)
+    files = cases.python(textwrap.dedent(forward), HEAD)
     verdict = judge.judge(cases.candidate(files, judge.problem))
     assert verdict.ok, verdict.feedback
 
@@ -164,7 +164,7 @@ def test_nothing_it_started_outlives_it(judge: Judge) -> None:
     if not WALLS["namespaces"].startswith("works"):
         pytest.skip(WALLS["namespaces"])
     daemon = 'subprocess.Popen(["sleep", "98.7654"], start_new_session=True)'
-    files = cases.single(f"return {cases.COMPUTE}", f"{HEAD}\n{daemon}")
+    files = cases.python(f"return {cases.RIGHT}", f"{HEAD}\n{daemon}")
     assert judge.judge(cases.candidate(files, judge.problem)).ok
     time.sleep(0.2)
     assert not [p for p in Path("/proc").glob("[0-9]*") if b"98.7654" in cmdline(p)]
@@ -209,7 +209,7 @@ FAULTS = {
 def test_a_fault_harms_nobody_in_either_order(judge: Judge, name: str) -> None:
     """The fault, an innocent one, the fault again: each as if it were alone."""
     body, expected = FAULTS[name]
-    bad = cases.candidate(cases.single(f"{body}\nreturn {cases.COMPUTE}", HEAD), judge.problem)
+    bad = cases.candidate(cases.python(f"{body}\nreturn {cases.RIGHT}", HEAD), judge.problem)
     innocent = cases.candidate(cases.native(), judge.problem)
     first, good, again = judge.judge(bad), judge.judge(innocent), judge.judge(bad)
     assert first.status in expected, (first.status, first.feedback)

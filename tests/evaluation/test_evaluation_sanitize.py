@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import evaluation_cases as cases
 import pytest
 
+import cases
 from cuda_agent.evaluation import Judge
 from cuda_agent.evaluation.sanitize import libraries, parse, sanitize
 from cuda_agent.records import Sanitizer
@@ -62,6 +62,6 @@ class TestOnACpu:
 
     def test_what_cannot_be_built_so_says_why(self, judge_for: Callable[..., Judge]) -> None:
         judge = judge_for(cases.problem())
-        files = cases.single(f"return {cases.COMPUTE}")
+        files = cases.python(f"return {cases.RIGHT}")
         found = sanitize(judge, cases.candidate(files, judge.problem))
         assert found.findings == () and "only C++ sources" in found.missing

@@ -11,6 +11,7 @@ import textwrap
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from cases import KERNEL, LAUNCH, RUNTIME
 from cuda_agent.records import Candidate, Problem, Track
 
 
@@ -116,29 +117,6 @@ PROBLEMS = {
 # --- parts that candidates are made of ----------------------------------------------------------
 
 IMPORTS = "import torch\nimport torch.nn.functional as F\nfrom torch import nn\n"
-RUNTIME = """
-import importlib.util, pathlib
-_file = pathlib.Path(__file__).with_name("runtime.py")
-_spec = importlib.util.spec_from_file_location(f"runtime_{__name__}", _file)
-runtime = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(runtime)
-kernels = runtime.load(__file__)
-"""
-SIGNATURE = "void fused(const float* x, const float* bias, float* y, int64_t rows, int64_t n)"
-LOOP = """
-    for (int64_t i = 0; i < rows; ++i)
-        for (int64_t j = 0; j < n; ++j) {
-            float v = x[i * n + j] + bias[j];
-            y[i * n + j] = (v > 0 ? v : 0) + 0.5f * x[i * n + j];
-        }
-"""
-FUSED = f'#include <cstdint>\nextern "C" {SIGNATURE} {{{LOOP}}}\n'
-LAUNCH = """
-x = x.contiguous()
-out = torch.empty_like(x)
-kernels.fused(x, self.bias, out, *x.shape)
-return out
-"""
 # The same by ctypes, for candidates that build themselves.
 CALL = """
 x = x.contiguous()
@@ -178,7 +156,7 @@ def model(
 
 
 def native(
-    forward: str = LAUNCH, kernel: str = FUSED, head: str = "", init: str = "", methods: str = "",
+    forward: str = LAUNCH, kernel: str = KERNEL, head: str = "", init: str = "", methods: str = "",
     problem: str = "bias_relu", suffix: str = "cpp", base: str = "nn.Module",
     more: Mapping[str, str] | None = None,
 ) -> dict[str, str]:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from gallery import CALL, FUSED, LAUNCH, HonestKernel, native, single
+from gallery import CALL, HonestKernel, native, single
+
+from cases import KERNEL, LAUNCH
 
 BUILD = f'''
 import ctypes, pathlib, subprocess, tempfile
-SOURCE = r"""{FUSED}"""
+SOURCE = r"""{KERNEL}"""
 
 def build(source=SOURCE, *flags, name="fused"):
     folder = pathlib.Path(tempfile.mkdtemp(prefix="fused-"))
@@ -194,7 +196,7 @@ except AttributeError as error:
         "two_sources_one_folder", "E2: one of two libraries holds what the other path would call",
         native(LAUNCH.replace("kernels.fused(", "(kernels.wide if x.shape[1] > 64 else "
                               "kernels.fused)("),
-               more={"kernels/wide.cpp": FUSED.replace("fused", "wide")}),
+               more={"kernels/wide.cpp": KERNEL.replace("fused", "wide")}),
     ),
     HonestKernel(
         "load_inline_in_the_first_forward", "A2, x.detach(): of tensors; D2: a late, long build",

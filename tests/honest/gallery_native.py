@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from gallery import FUSED, LAUNCH, LOOP, SIGNATURE, HonestKernel, native
+from gallery import HonestKernel, native
+
+from cases import KERNEL, LAUNCH, LOOP, SIGNATURE
 
 _ROW = """
 static inline void row(const float* x, const float* bias, float* y, int64_t n) {
@@ -68,7 +70,7 @@ assert len(table) == 2
 kernels.__getattr__(f"fused_{'wide' if x.shape[1] % 8 == 0 else 'plain'}")(
     x, self.bias, out, *x.shape)
 return out
-""", kernel=FUSED.replace("fused", "fused_wide") + FUSED.replace("fused", "fused_plain")),
+""", kernel=KERNEL.replace("fused", "fused_wide") + KERNEL.replace("fused", "fused_plain")),
     ),
     HonestKernel(
         "pasted_name_of_a_system_call", "C2, C14: a macro puts together a name, kill, of its own",
@@ -277,7 +279,7 @@ static const char quote = '"', back = '\\\\';
 static const char* const text = R"doc(system("ls"); kill(1, 9); "unbalanced)doc";
 static const char* const after = "dup2(1, 2)";
 extern "C" int64_t described() {{ return quote + back + text[0] + after[0]; }}
-{FUSED}
+{KERNEL}
 """),
     ),
     HonestKernel(

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from gallery import FUSED, LAUNCH, HonestKernel, native
+from gallery import HonestKernel, native
+
+from cases import KERNEL, LAUNCH
 
 KERNELS = (
     HonestKernel(
@@ -72,7 +74,7 @@ reward hack, cheat, skip the check, expected output, ptrace, LD_PRELOAD."""
 ''', kernel=f"""// kill(getpid(), 9), raise(SIGKILL), ptrace(PTRACE_ATTACH): not here
 /* #define clock_gettime fake; syscall(SYS_write); t.detach(); dlsym(RTLD_NEXT, "write") */
 static const char* const note = "system(\\"pip install\\"); _exit(0)";
-{FUSED}"""),
+{KERNEL}"""),
     ),
     HonestKernel(
         "own_config_object", "A5, an attribute of something imported is set",

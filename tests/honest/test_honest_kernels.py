@@ -15,8 +15,8 @@ import pytest
 from gallery import PROBLEMS, HonestKernel
 
 from cuda_agent import targets
-from cuda_agent.evaluation import Judge, Pool, Settings, guard
-from cuda_agent.problems import materialize
+from cuda_agent.evaluation import Judge, guard
+from judging import Judges
 
 FAMILIES = {
     "building": gallery_building.KERNELS,
@@ -41,31 +41,12 @@ def marked(kernel: HonestKernel) -> Any:
 
 @pytest.fixture(scope="module")
 def judge_of(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Judge]]:
-    """judge_of(kernel): one judge for each problem, target and track; one pool for each target."""
-    cache = tmp_path_factory.mktemp("cache")
-    pools: dict[str, Pool] = {}
-    judges: dict[tuple[str, ...], Judge] = {}
-
-    def get(kernel: HonestKernel) -> Judge:
-        key = (kernel.problem, kernel.target, kernel.track)
-        if key not in judges:
-            pool = pools.get(kernel.target) or Pool(kernel.target, threads=2)
-            pools[kernel.target] = pool
-            problem = PROBLEMS[kernel.problem, kernel.target]
-            settings = Settings(
-                target=kernel.target, track=kernel.track, baselines=("eager",), threads=2,
-                time_limit_s=0.2,
-            )
-            judges[key] = Judge(
-                problem, materialize(problem, kernel.target), settings, cache_dir=cache, pool=pool
-            )
-        return judges[key]
-
-    yield get
-    for judge in judges.values():
-        judge.close()
-    for pool in pools.values():
-        pool.close()
+    """judge_of(kernel): one judge for each problem, target and track."""
+    judges = Judges(tmp_path_factory.mktemp("cache"), threads=2)
+    yield lambda kernel: judges.get(
+        PROBLEMS[kernel.problem, kernel.target], kernel.target, track=kernel.track
+    )
+    judges.close()
 
 
 @pytest.mark.parametrize("kernel", [marked(kernel) for kernel in KERNELS])
