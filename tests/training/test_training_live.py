@@ -10,6 +10,7 @@ import pytest
 
 from cuda_agent.errors import HarnessError, ProblemError, SettingsError
 from cuda_agent.evaluation import Settings
+from cuda_agent.targets import get
 from cuda_agent.training.config import Environment
 from cuda_agent.training.live import LiveSource, _Kept
 from cuda_agent.training.sources import load_problems, open_source
@@ -108,6 +109,7 @@ def test_kept_verdicts_survive_a_torn_line(cache: Path, problems: list[TrainingP
 
 
 @pytest.mark.gpu
+@pytest.mark.skipif(get("cuda").unavailable() is not None, reason="no NVIDIA GPU that works here")
 def test_several_workers_share_a_gpu(tmp_path: Path) -> None:
     environment = Environment(source="live", target="cuda", space_limit=8, workers=3)
     for bias in (1, 2, 3):
