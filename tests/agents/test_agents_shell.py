@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -93,6 +94,19 @@ def test_endless_output_is_stopped(shell: Shell, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(shell_module, "MAX_OUTPUT", 1 << 20)
     ran = shell.run("yes", timeout_s=30)
     assert "printed more than 1 MiB" in ran.note and len(ran.text) < 2 << 20
+
+
+@behind_walls
+def test_a_disk_that_fills_up_stops_the_command(
+    shell: Shell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shell.run("true")
+    free = shutil.disk_usage(shell.folder.root).free
+    monkeypatch.setattr(shell_module, "MIN_FREE", free - (64 << 20))
+    ran = shell.run("head -c 300M /dev/zero > big; sleep 60", timeout_s=30)
+    assert "of disk are left" in ran.note and ran.seconds < 20
+    monkeypatch.setattr(shell_module, "MIN_FREE", 0)
+    assert shell.run("rm big; echo new").text == "new\n"
 
 
 @behind_walls

@@ -13,6 +13,7 @@ import contextlib
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import threading
@@ -27,6 +28,9 @@ from cuda_agent.evaluation.process import child_environment
 
 SCRATCH = ".scratch"
 MAX_OUTPUT = 16 << 20  # characters that one command may print
+MIN_FREE = 1 << 30
+"""Bytes of disk that a command must leave free."""
+
 _MAX_LINE = 4 << 20
 _ANSWER_S = 20.0
 # What bash may do to a terminal that shows it is taken off: control sequences and characters.
@@ -42,6 +46,10 @@ class ShellUnavailable(CudaAgentError):
 
 class _Gone(Exception):
     """The other side has ended."""
+
+
+class _Full(Exception):
+    """The disk is nearly full."""
 
 
 @dataclass(frozen=True)
@@ -99,6 +107,8 @@ class Shell:
                 note = f"stopped after {timeout_s:g} s"
         except _Gone:
             note = "the shell was ended"
+        except _Full:
+            note = f"stopped: less than {MIN_FREE >> 20} MiB of disk are left; remove what is large"
         if note:
             self.close()
             note += "; all that it had started is ended too, and the next command gets a new shell"
@@ -116,7 +126,7 @@ class Shell:
                 if event.get("started") == number:
                     self._read[number] = 0
                     return number
-        except _Gone:
+        except (_Gone, _Full):
             pass
         self.close()
         raise ShellUnavailable("the shell did not start the job and was ended; try again")
@@ -211,7 +221,7 @@ class Shell:
         self._heard.clear()
         self._held, self._halted, self._gone = 0, False, False
         threading.Thread(target=self._listen, args=(self._process,), daemon=True).start()
-        with contextlib.suppress(_Gone):
+        with contextlib.suppress(_Gone, _Full):
             for event in self._events(time.monotonic() + _ANSWER_S):
                 if event.get("ready"):
                     return self._process
@@ -267,6 +277,8 @@ class Shell:
                     if left <= 0 and not self._halted:
                         return
                     self._news.wait(max(0.02, min(left, 0.5)))
+                    if shutil.disk_usage(self.folder.root).free < MIN_FREE:
+                        raise _Full
                 event = self._heard.popleft()
                 self._held -= len(str(event.get("out", "")))
             yield event
