@@ -13,7 +13,7 @@ import resource
 import shutil
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -42,29 +42,41 @@ def compile_foreign(
     builds = cache / "builds"
     builds.mkdir(parents=True, exist_ok=True, mode=0o700)
     folder = Path(tempfile.mkdtemp(prefix=".foreign-", dir=builds))
-    client = pool.fresh()
     try:
-        client.request("confine", _CONFINE_S, readable=[], writable=[str(folder)])
-        answer = client.request(
-            "build", seconds, sources=dict(sources), suffixes=list(target.suffixes),
-            folder=str(folder), arch=arch,
-        )
-        if answer["error"]:
-            raise CompileFailure(answer["error"], answer["log"])
+        build_behind_walls(sources, target, folder, pool, seconds)
         made = _cached(sources, target, folder, arch)
         if made is None:
             raise CompileFailure("the compiler left no binary")
         for path in map(Path, made.binaries.values()):
             for kept in (path.with_suffix(".log"), path):  # others see both, or no binary
                 os.replace(kept, builds / kept.name)
-    except ContestantFailure as error:
-        raise CompileFailure(_said(error, seconds)) from None
     finally:
-        client.kill()
         shutil.rmtree(folder, ignore_errors=True)
     taken = _cached(sources, target, cache, arch)
     assert taken is not None
     return replace(taken, cached=False, seconds=time.perf_counter() - start)
+
+
+def build_behind_walls(
+    sources: Mapping[str, str], target: Target, folder: Path, pool: Pool, seconds: float,
+    cpp_flags: Sequence[str] | None = None,
+) -> None:
+    """Binaries under `folder`/builds, made in a fresh contestant that can write nowhere else.
+    Raises CompileFailure, also for a compiler that overruns `seconds` or dies."""
+    client = pool.fresh()
+    arch = target.facts().arch if target.torch_device().type == "cuda" else None
+    try:
+        client.request("confine", _CONFINE_S, readable=[], writable=[str(folder)])
+        answer = client.request(
+            "build", seconds, sources=dict(sources), suffixes=list(target.suffixes),
+            folder=str(folder), arch=arch, cpp_flags=None if cpp_flags is None else [*cpp_flags],
+        )
+    except ContestantFailure as error:
+        raise CompileFailure(_said(error, seconds)) from None
+    finally:
+        client.kill()
+    if answer["error"]:
+        raise CompileFailure(answer["error"], answer["log"])
 
 
 def _cached(

@@ -19,6 +19,7 @@ from cuda_agent import runtime
 from cuda_agent.errors import CompileFailure, ContestantFailure
 from cuda_agent.evaluation import compile as building
 from cuda_agent.evaluation import forms
+from cuda_agent.evaluation.builder import build_behind_walls
 from cuda_agent.evaluation.entrant import Entrant
 from cuda_agent.evaluation.handover import Staged
 from cuda_agent.evaluation.process import Pool
@@ -93,17 +94,7 @@ def _staged(
     cache = building.stage(candidate, judge.problem, build, folder, judge.target, judge.cache)
     twins = folder / "twins"
     twins.mkdir()
-    client = judge.pool.fresh()
-    try:
-        client.request("confine", 30.0, readable=[], writable=[str(twins)])
-        answer = client.request(
-            "build", seconds, sources=dict(sources), suffixes=list(judge.target.suffixes),
-            folder=str(twins), arch=None, cpp_flags=list(flags()),
-        )
-    finally:
-        client.kill()
-    if answer["error"]:
-        raise CompileFailure(answer["error"], answer["log"])
+    build_behind_walls(sources, judge.target, twins, judge.pool, seconds, flags())
     for name, path in build.binaries.items():
         (twin,) = (twins / "builds").glob(f"{Path(name).stem}-*.so")
         shutil.copyfile(twin, cache / "builds" / Path(path).name)
