@@ -145,6 +145,16 @@ def test_invalid_arguments_go_back_as_valid_ones(tmp_path: Path) -> None:
     assert all(c["function"]["name"] for c in calls)
 
 
+def test_half_a_character_harms_nobody(tmp_path: Path) -> None:
+    odd = "\\ud83d"
+    reason, episode, at = play(
+        tmp_path, Say(calls=[("todo", f'{{"items": [{{"text": "{odd}", "state": "open"}}]}}')]),
+        Say(calls=[("bash", f'{{"command": "echo {odd}"}}'), ("read", f'{{"path": "{odd}"}}')]),
+        call("submit", give_up=True),
+    )
+    assert reason == "submitted" and len(episode.turns) == 3 and len(at.requests) == 3
+
+
 def test_a_model_that_does_not_act_is_let_go(tmp_path: Path) -> None:
     reason, episode, _ = play(tmp_path, Say("", refusal="I cannot help with that."))
     assert reason == "no action in 3 replies: I cannot help with that."

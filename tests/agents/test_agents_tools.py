@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -240,6 +241,40 @@ def test_the_problem_is_restored_where_something_changed_it(box: Toolbox) -> Non
     (box.folder.root / "reference.py").unlink()
     assert "1  x = 1" in call(box, "read", path="model.py")[1]
     assert box.folder.text("reference.py") == PROBLEM.source
+
+
+@pytest.fixture
+def endless(box: Toolbox) -> Iterator[None]:
+    """1,500 folders within one another; pytest itself could not remove them."""
+    fd = os.open(box.folder.root, os.O_RDONLY)
+    for _ in range(1500):
+        os.mkdir("d", dir_fd=fd)
+        below = os.open("d", os.O_RDONLY, dir_fd=fd)
+        os.close(fd)
+        fd = below
+    os.close(fd)
+    yield
+    subprocess.run(["rm", "-rf", str(box.folder.root / "d")], check=True)
+
+
+def test_folders_without_end_are_a_sentence(
+    box: Toolbox, endless: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    status, text = call(box, "glob", pattern="**/*.py")
+    assert "\n" not in text or status == "ok"
+    assert call(box, "todo", items=[])[0] == "ok"
+    monkeypatch.setattr("cuda_agent.agents.tools.folder.MAX_ENTRIES", 3)
+    assert "more than 3 files" in call(box, "glob", pattern="*")[1]
+
+
+@needs_shell
+def test_a_link_in_the_scratch_folders_place_leads_nowhere(box: Toolbox) -> None:
+    outside = box.folder.root.parent / "outside"
+    outside.mkdir()
+    call(box, "bash", command=f"rm -rf .scratch; ln -s {outside} .scratch; exit 0")
+    assert "try again" in call(box, "bash", command="echo here")[1]
+    assert call(box, "bash", command="echo here")[1] == "here"
+    assert list(outside.iterdir()) == []
 
 
 def test_a_folder_of_another_problem_is_refused(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from cuda_agent.agents.transcript import Answered, ChatTurn, Compacted, Heading,
 from cuda_agent.benchmark.episode import render_episodes, speedup_plot
 from cuda_agent.policies.chat import Call, Reply, Usage
 
-EVIL = "</pre><script>alert(1)</script><img src=http://evil/x>"
+EVIL = "\ud800</pre><script>alert(1)</script><img src=http://evil/x>"
 HEADING = Heading(
     "run-1", {}, "some/model", "tools", (),
     ({"role": "system", "content": f"system {EVIL}"}, {"role": "user", "content": "task"}),
@@ -43,7 +43,7 @@ def episode() -> Transcript:
 def test_the_page_holds_everything_and_nothing_runs() -> None:
     page = render_episodes(RUN, [episode()])
     check(page)
-    assert "<script" not in page and "<img" not in page
+    assert page.encode() and "<script" not in page and "<img" not in page
     assert page.count('<details class="turn">') == 6
     for part in ("2.25× eager", "because ", "said ", "summary ", "call a tool", "some/model",
                  "1.2500", "5000", "4000"):  # fmt: skip

@@ -16,10 +16,11 @@ _LINES = 3  # series that the style sheet has a colour for
 
 def render_episodes(run: Run, episodes: Sequence[Transcript]) -> str:
     """One self-contained HTML page. Everything that a model or a command said is escaped."""
-    return environment().get_template("episode.html.j2").render(
+    page = environment().get_template("episode.html.j2").render(
         run=run, episodes=[_episode(episode) for episode in episodes],
         plot=speedup_plot(episodes), rows=[_totals(episode) for episode in episodes],
     )
+    return page.encode("utf-8", "replace").decode()  # halves of characters have no place in it
 
 
 def speedup_plot(episodes: Sequence[Transcript]) -> str:

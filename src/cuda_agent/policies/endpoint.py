@@ -143,7 +143,7 @@ class Endpoint:
     def _ask(
         self, messages: Sequence[Message], tools: Sequence[dict[str, Any]], tell: Tell
     ) -> Reply:
-        request: dict[str, Any] = {"model": self.name, "messages": list(messages)}
+        request: dict[str, Any] = {"model": self.name, "messages": [_sound(m) for m in messages]}
         if self.dialect == "tools" and tools:
             request["tools"] = list(tools)
         if self.reply_tokens is not None:
@@ -184,6 +184,14 @@ class Endpoint:
 
 
 Clean = Callable[[object], str]
+
+
+def _sound(message: Message) -> Message:
+    """Without what UTF-8 cannot hold: a model may have written half a character."""
+    content = message.get("content")
+    if not isinstance(content, str):
+        return message
+    return {**message, "content": content.encode("utf-8", "replace").decode()}
 
 
 def _check_address(url: str) -> None:

@@ -86,6 +86,8 @@ def _check(what: str, value: Any, schema: Mapping[str, Any]) -> None:
     right: bool = isinstance(value, _TYPES[kind])
     if not right or (isinstance(value, bool) and kind != "boolean"):
         raise Misuse(f"{what} must be of type {kind}, not {type(value).__name__}")
+    if kind == "string" and any("\ud800" <= character <= "\udfff" for character in value):
+        raise Misuse(f"{what} holds characters that are not Unicode")
     if "enum" in schema and value not in schema["enum"]:
         raise Misuse(f"{what} must be one of {', '.join(schema['enum'])}")
     if "minimum" in schema and value < schema["minimum"]:

@@ -139,10 +139,7 @@ class Files:
         return text
 
     def _put(self, path: str, text: str) -> None:
-        try:
-            self.folder.write(path, text)
-        except UnicodeEncodeError:
-            raise Misuse(f"{path}: the text holds characters that are not Unicode") from None
+        self.folder.write(path, text)
         self._remember(path, text)
 
     def _refuse_frozen(self, path: str) -> None:

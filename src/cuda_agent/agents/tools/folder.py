@@ -18,6 +18,9 @@ from pathlib import Path, PurePosixPath
 from cuda_agent.errors import CandidateError
 
 MAX_READ_BYTES = 4 << 20
+MAX_ENTRIES = 20_000
+"""Files and folders that `walk` looks at."""
+
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _FILE = os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
 
@@ -97,6 +100,11 @@ class Folder:
                     os.unlink(temporary, dir_fd=parent)
                 raise
 
+    def make_folder(self, path: str) -> None:
+        """With those on the way; one that is there will do. Raises PathRefused."""
+        with self._folder(self.clean(path), make=True):
+            pass
+
     def remove(self, path: str) -> None:
         """A file, or a link itself. Raises PathRefused, or FileNotFoundError."""
         with self._parent(path, make=False) as (parent, name):
@@ -110,12 +118,16 @@ class Folder:
                 file.write(data)
 
     def walk(self, under: str = ".") -> Iterator[str]:
-        """Plain files below a folder, sorted; hidden ones, caches and links are left out."""
-        top = self.clean(under)
+        """Plain files below a folder, sorted; hidden ones, caches and links are left out. Raises
+        PathRefused where there are more than can be looked at."""
+        top, seen = self.clean(under), 0
         with self._folder(top, make=False) as fd:
             prefix = "" if top == "." else f"{top}/"
             for base, folders, files, folder in os.fwalk(".", dir_fd=fd, follow_symlinks=False):
                 folders[:] = sorted(f for f in folders if f[0] != "." and f != "__pycache__")
+                seen += len(folders) + len(files)
+                if seen > MAX_ENTRIES:
+                    raise PathRefused(f"{under} holds more than {MAX_ENTRIES} files; remove some")
                 inside = base.removeprefix(".").removeprefix("/")
                 for name in sorted(files):
                     with contextlib.suppress(OSError):

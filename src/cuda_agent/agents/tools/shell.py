@@ -205,7 +205,12 @@ class Shell:
             return self._process
         self.close()
         scratch = self.folder.root / SCRATCH
-        (scratch / "jobs").mkdir(parents=True, exist_ok=True)
+        try:
+            self.folder.make_folder(f"{SCRATCH}/jobs")
+        except PathRefused:  # a command has put a link in its place
+            with contextlib.suppress(OSError):
+                self.folder.remove(SCRATCH)
+            raise ShellUnavailable(f"{SCRATCH} was no folder; try again") from None
         path = os.pathsep.join([os.path.dirname(sys.executable), os.environ.get("PATH", "")])
         environment = {
             **child_environment(self._threads), "PATH": path, "HOME": str(scratch),

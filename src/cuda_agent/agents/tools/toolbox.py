@@ -54,6 +54,8 @@ class Toolbox:
             answer = Answer(str(error), "error")
         except OSError as error:  # a full disk, a name that is too long
             answer = Answer(f"{name} failed: {error.strerror or error}", "error")
+        except (RecursionError, MemoryError) as error:  # folders within folders without end
+            answer = Answer(f"{name} failed: {type(error).__name__}", "error")
         return self._cut(name, answer)
 
     def _cut(self, name: str, answer: Answer) -> Answer:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 from collections.abc import Sequence
@@ -41,7 +42,7 @@ def prepare(
                     "own to each problem."
                 )
         for name in ("kernels", "outputs"):
-            (folder.root / name).mkdir(exist_ok=True)
+            folder.make_folder(name)
     except PathRefused as error:
         raise SettingsError(f"{root} cannot be the work folder: {error}.") from None
     except OSError as error:
@@ -60,7 +61,8 @@ def restore(folder: Folder, bench: Bench) -> None:
         except (PathRefused, FileNotFoundError):
             same = False
         if not same:
-            folder.write(name, bench.problem.source)
+            with contextlib.suppress(PathRefused):  # a folder in its place: the judge needs none
+                folder.write(name, bench.problem.source)
 
 
 def _texts(
