@@ -263,7 +263,7 @@ def compose(
     count = grammar.choose_count(rng, max_ops)
     layout = grammar.choose_layout(rng)
     dtype = rng.choices(*zip(*SIZES[target].dtypes))[0]
-    structure = grammar.choose_structure(rng, count)
+    structure = grammar.choose_structure(rng, count, layout)
     for _ in range(4):
         builder = Builder(seeds, rng, target, dtype, layout)
         try:
@@ -283,13 +283,16 @@ def _all_used(made: Composition) -> bool:
 
 
 def fit_batch(made: Composition, size: Size, rng: random.Random) -> Composition:
-    """`made` with the batch at which the estimated time is one drawn from the target's window."""
+    """`made` with the batch at which the estimated time is one drawn from the target's window, or
+    as near to it as memory allows."""
     goal = math.exp(rng.uniform(*map(math.log, size.aim_ms)))
     for _ in range(3):
         tensors = infer(made)
-        now = cost_ms(made, tensors, size)
-        batch = _round(made.batch * goal / now)
-        first = replace(made.nodes[0], shape=(batch, *made.nodes[0].shape[1:]))
+        room = min(
+            goal / cost_ms(made, tensors, size), size.bytes / held_bytes(made, tensors),
+            size.elements / (1.5 * max(t.numel() for t in tensors)),
+        )
+        first = replace(made.nodes[0], shape=(_round(made.batch * room), *made.nodes[0].shape[1:]))
         made = replace(made, nodes=(first, *made.nodes[1:]))
     tensors = infer(made)
     if max(t.numel() for t in tensors) >= size.elements:
@@ -297,10 +300,15 @@ def fit_batch(made: Composition, size: Size, rng: random.Random) -> Composition:
     low, high = size.aim_ms
     if not low / 2 <= cost_ms(made, tensors, size) <= high * 2:
         raise Rejected("size")
-    held = getattr(torch, made.dtype).itemsize * sum(t.numel() for t in tensors)
-    if held > size.bytes:
+    if held_bytes(made, tensors) > 2 * size.bytes:
         raise Rejected("memory")
     return made
+
+
+def held_bytes(made: Composition, tensors: Sequence[torch.Tensor]) -> int:
+    """Of all values together."""
+    itemsize: int = getattr(torch, made.dtype).itemsize
+    return itemsize * sum(t.numel() for t in tensors)
 
 
 def _round(batch: float) -> int:

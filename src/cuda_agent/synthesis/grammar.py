@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
@@ -64,6 +65,14 @@ _SATISFIES = {
     "any": ("any",), "nonneg": ("any", "nonneg"), "positive": ("any", "nonneg", "positive"),
     "unit": ("any", "nonneg", "positive", "unit"),
 }  # fmt: skip
+_UNCHANGED = ("relu", "leakyrelu", "prelu", "abs", "elu", "celu", "threshold", "sign", "sgn")
+_IDLE_ON = {  # operators that only rename values of a range, or scale them
+    "nonneg": _UNCHANGED, "positive": _UNCHANGED,
+    "unit": (*_UNCHANGED, "relu6", "hardtanh", "clamp", "clampmin", "clampmax"),
+}  # fmt: skip
+_RANK = re.compile(r"[123]d$")
+_LAYOUTS_OF_RANK = {"1d": ("sequence",), "2d": ("image",), "3d": ("volume",)}
+_ALSO = (("rows", "batchnorm1d"),)
 
 
 def _draw(rng: random.Random, weights: Mapping[str, float]) -> str:
@@ -93,12 +102,17 @@ def choose_family(
 
 
 def allows(seed: Seed, range_: str, fresh: bool, layout: str) -> bool:
-    """Whether values of `range_` suit the seed; fresh inputs are drawn to suit."""
-    return weight(seed, layout) > 0 and (fresh or seed.domain in _SATISFIES[range_])
+    """Whether values of `range_` suit the seed and are changed by it; fresh inputs are drawn to
+    suit."""
+    idle = seed.short in _IDLE_ON.get(range_, ())
+    return weight(seed, layout) > 0 and not idle and (fresh or seed.domain in _SATISFIES[range_])
 
 
 def weight(seed: Seed, layout: str) -> float:
     """How often people write this operator; the same for its spellings nn.X, F.x and torch.x."""
+    rank = _RANK.search(seed.short)
+    if rank and layout not in _LAYOUTS_OF_RANK[rank[0]] and (layout, seed.short) not in _ALSO:
+        return 0.0
     spelling = 0.5 if seed.family in ("norm", "pool") and not seed.name.startswith("nn.") else 1
     return spelling * _COMMON.get(seed.short, _RARE)
 
@@ -156,8 +170,6 @@ def _split(b: Builder, count: int) -> int:
 def _product(b: Builder, count: int) -> int:
     """Matrix product with a second tensor, then an epilogue."""
     value = b.values[0]
-    if value.layout not in ("rows", "tokens"):
-        return b.chain(0, count)
     columns = b.rng.choice(b.size.features)
     lead = value.shape[:-2] if value.layout == "tokens" and b.rng.random() < 0.3 else ()
     if lead:
@@ -181,5 +193,8 @@ _STRUCTURES = {  # weight and the operators that it needs at least
 }  # fmt: skip
 
 
-def choose_structure(rng: random.Random, count: int) -> str:
-    return _draw(rng, {n: w for n, (w, least) in _STRUCTURES.items() if count >= least})
+def choose_structure(rng: random.Random, count: int, layout: str) -> str:
+    fit = {n: w for n, (w, least) in _STRUCTURES.items() if count >= least}
+    if layout not in ("rows", "tokens"):
+        fit.pop("product", None)
+    return _draw(rng, fit)

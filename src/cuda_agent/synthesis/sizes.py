@@ -50,9 +50,9 @@ class Size:
 
 SIZES = {
     "cuda": Size(
-        window_ms=(1.0, 100.0), aim_ms=(1.6, 30.0), bytes_per_s=3.0e12, flops_per_s=4.0e13,
+        window_ms=(1.0, 100.0), aim_ms=(1.4, 12.0), bytes_per_s=3.0e12, flops_per_s=4.0e13,
         half_speedup=8.0, launch_s=1e-5, elements=2**31 - 1, weights=2**27,
-        bytes=24 << 30,
+        bytes=6 << 30,
         features=(256, 384, 512, 640, 768, 1000, 1024, 1536, 2048, 3072, 4096, 5120, 8192, 11008),
         steps=(64, 77, 128, 197, 256, 512, 1024, 2048),
         channels=(16, 32, 48, 64, 96, 128, 160, 192, 256, 320, 512),
@@ -62,7 +62,7 @@ SIZES = {
     "cpu": Size(
         window_ms=(0.2, 20.0), aim_ms=(0.5, 8.0), bytes_per_s=8e9, flops_per_s=6e10,
         half_speedup=0.5, launch_s=5e-6, elements=2**27, weights=2**23,
-        bytes=1 << 30,
+        bytes=1 << 29,
         features=(64, 128, 192, 256, 320, 384, 512, 640, 768, 1000, 1024, 1536, 2048),
         steps=(32, 64, 77, 128, 197, 256),
         channels=(8, 16, 24, 32, 48, 64, 96, 128),
