@@ -142,13 +142,19 @@ def test_cancellation_kills_the_evaluation(place: Path) -> None:
                 await anyio.sleep(0.2)
                 contestants.update(children(before))
 
+        heard: list[str] = []
+
+        async def hear(progress: float, total: float | None, message: str | None) -> None:
+            heard.append(message or "")
+
         async with anyio.create_task_group() as group:
             with anyio.move_on_after(6) as scope:
                 group.start_soon(look)
-                said = (await call(client, "profile"))[1]
+                result = await client.call_tool("profile", {}, progress_callback=hear)
+                said = str(result)
             group.cancel_scope.cancel()
         assert scope.cancelled_caught and not said, said
-        assert contestants
+        assert contestants and len(heard) >= 3 and heard[0].startswith("profile is at work")
         deadline = time.monotonic() + 8
         while any(Path(f"/proc/{pid}").exists() for pid in before | contestants):
             assert time.monotonic() < deadline, "the judge or its contestants were not killed"
