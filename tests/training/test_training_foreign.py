@@ -59,6 +59,22 @@ def save(folder: Path, family: str, pre_tokenizer: Any = None) -> Path:
     return folder
 
 
+def test_equal_streams_are_read_once_and_sampled_apart(tmp_path: Path) -> None:
+    builtins = [Builtin.load(save(tmp_path, "gpt2")), Builtin.untrained(0, critic="none")]
+    for builtin in builtins:
+        one, other = builtin.begin(TASKS[0]), builtin.begin(TASKS[1])
+        streams, spaces = [other, one, one, other, one], [TASKS[0].space] * 5
+        greedy = sample(builtin, streams, spaces, greedy=True)
+        assert greedy[1] == greedy[2] == greedy[4] and greedy[0] == greedy[3]
+        for stream, made in zip((one, other), (greedy[1], greedy[0])):
+            (alone,) = sample(builtin, [stream], spaces[:1], greedy=True)
+            assert alone.ids == made.ids
+            assert alone.logprobs == pytest.approx(made.logprobs, abs=1e-4)
+        generator = torch.Generator().manual_seed(3)
+        drawn = sample(builtin, [one] * 12, [TASKS[0].space] * 12, generator=generator)
+        assert len({made.ids for made in drawn}) > 4
+
+
 @pytest.mark.parametrize("family", ["gpt2", "qwen2", "tied"])
 def test_sampled_calls_are_valid_and_their_probabilities_those_of_a_whole_pass(
     tmp_path: Path, family: str

@@ -87,6 +87,10 @@ class Streams:
 
     ids: Tensor
 
+    def rows(self, row_B: Tensor) -> Streams:
+        """As Cache.rows."""
+        return Streams(self.ids[row_B])
+
 
 class ForeignLM(LanguageModel):
     """A model of transformers, or one with adapters of peft."""

@@ -62,7 +62,8 @@ class LanguageModel(nn.Module):
     # --- sampling -------------------------------------------------------------------------------
 
     def new_cache(self, batch: int, slots: int) -> Any:
-        """For streams of at most `slots` tokens."""
+        """For streams of at most `slots` tokens. `rows(row_B)` of it is one for other streams, each
+        a copy of one of these."""
         raise NotImplementedError
 
     def prefill(self, ids_B_T: Tensor, lengths_B: Tensor, cache: Any) -> Tensor:
