@@ -211,6 +211,10 @@ def test_killed_and_run_again_gives_the_same(tmp_path: Path, quick: None) -> Non
     run.synthesize(options("halves"))
     for name in ("problems.parquet", "split.json"):
         assert (tmp_path / "whole" / name).read_bytes() == (tmp_path / "halves" / name).read_bytes()
+    packed = (tmp_path / "halves/problems.parquet").read_bytes()
+    (tmp_path / "halves/problems.parquet").unlink()
+    assert main(["synthesize", "--pack", "--out", str(tmp_path / "halves")]) == 0
+    assert (tmp_path / "halves/problems.parquet").read_bytes() == packed
     files = sorted(p.name for p in (tmp_path / "halves/problems").iterdir())
     assert len(files) == 20 == len(list(dataset_problems(tmp_path / "halves/problems.parquet")))
     split = json.loads((tmp_path / "whole/split.json").read_text())
@@ -246,4 +250,7 @@ def test_bad_options(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
         assert main([*start, *options]) == 2
         captured = capsys.readouterr().err.strip().splitlines()
         assert len(captured) == 1 and message in captured[0]
+    assert main(start[:-1]) == 2 and "--count N is missing" in capsys.readouterr().err
+    assert main(["synthesize", "--pack", "--out", str(tmp_path / "x")]) == 2
+    assert "cannot be read" in capsys.readouterr().err
     assert not (tmp_path / "x").exists()

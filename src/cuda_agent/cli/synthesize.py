@@ -12,6 +12,7 @@ from rich.table import Table
 
 from cuda_agent.cli import NOT_FASTER, SUCCESS, common
 from cuda_agent.cli.progress import duration
+from cuda_agent.errors import SettingsError
 
 _EVERY_S = 10.0  # between lines of progress where there is no terminal
 
@@ -20,7 +21,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser = subparsers.add_parser(
         "synthesize", help="make a data set of problems", description=__doc__
     )
-    parser.add_argument("--count", type=int, required=True, metavar="N", help="problems wanted")
+    parser.add_argument("--count", type=int, metavar="N", help="problems wanted")
     parser.add_argument(
         "--out", type=Path, required=True, metavar="DIR",
         help="gets problems/, problems.parquet, split.json and report.json; a run that was killed "
@@ -39,19 +40,31 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "--workers", type=int, metavar="W", help="processes that share the device; default: cores"
     )
     parser.add_argument("--minutes", type=float, metavar="M", help="time limit; default: none")
+    parser.add_argument(
+        "--no-parquet", action="store_true", help="leave out the one file that needs pyarrow"
+    )
+    parser.add_argument(
+        "--pack", action="store_true",
+        help="run nothing: write the Parquet file of a DIR that was made with --no-parquet",
+    )
     parser.add_argument("--json", action="store_true", help="the report on standard output")
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
     """0 when N problems are there, 1 when time or new structures ran out before."""
-    from cuda_agent.synthesis import Options, synthesize
+    from cuda_agent.synthesis import Options, pack, synthesize
 
     console = Console(stderr=True)
+    if args.pack:
+        console.print(f"{pack(args.out)} rows written to {args.out}", highlight=False)
+        return SUCCESS
+    if args.count is None:
+        raise SettingsError("--count N is missing: how many problems are wanted?")
     options = Options(
         count=args.count, out=args.out, target=common.resolve_target(args.target).name,
         max_ops=args.max_ops, seed=args.seed, suites=tuple(args.suite_to_avoid),
-        workers=args.workers, minutes=args.minutes,
+        workers=args.workers, minutes=args.minutes, parquet=not args.no_parquet,
     )
     reporter = Reporter(console)
     try:

@@ -20,6 +20,8 @@ from typing import Any, Self
 from cuda_agent.errors import OutputError, SettingsError
 from cuda_agent.store import write_file
 
+JOURNAL = "journal.jsonl"
+
 
 @dataclass(frozen=True)
 class Draw:
@@ -62,7 +64,7 @@ class Journal:
         OutputError where it cannot be written."""
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            self._file = open(folder / "journal.jsonl", "ab+")  # noqa: SIM115
+            self._file = open(folder / JOURNAL, "ab+")  # noqa: SIM115
         except OSError as error:
             raise OutputError(f"{folder} cannot be written ({error.strerror}).") from error
         try:

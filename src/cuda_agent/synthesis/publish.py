@@ -10,10 +10,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from cuda_agent.errors import SettingsError
 from cuda_agent.problems.dataset import pyarrow_parquet
 from cuda_agent.store import write_file
 from cuda_agent.synthesis.filters import FILTERS
-from cuda_agent.synthesis.journal import Draw
+from cuda_agent.synthesis.journal import JOURNAL, Draw
 from cuda_agent.synthesis.seeds import short
 
 PARQUET = "problems.parquet"
@@ -30,15 +31,38 @@ def split_of(combination: str) -> str:
     return SPLITS[min(part, 2)]
 
 
-def publish(folder: Path, draws: Sequence[Draw], report: Mapping[str, Any]) -> None:
+def publish(
+    folder: Path, draws: Sequence[Draw], report: Mapping[str, Any], *, parquet: bool = True
+) -> None:
     """Writes problems/*.py, problems.parquet, split.json and report.json under `folder`."""
     _write_files(folder / "problems", draws)
-    _write_parquet(folder / PARQUET, draws)
+    if parquet:
+        _write_parquet(folder / PARQUET, draws)
     split: dict[str, list[str]] = {name: [] for name in reversed(SPLITS)}
     for draw in draws:
         split[split_of(draw.combination)].append(draw.name)
     write_file(folder / "split.json", json.dumps(split, indent=1).encode())
     write_file(folder / "report.json", json.dumps(report, indent=1).encode())
+
+
+def pack(folder: Path) -> int:
+    """Writes the Parquet file of a folder that has all the rest; returns the number of rows.
+
+    Raises: SettingsError where the folder was not written by `synthesize`; ProblemError without
+    pyarrow.
+    """
+    try:
+        split = json.loads((folder / "split.json").read_text(encoding="utf-8"))
+        lines = (folder / JOURNAL).read_bytes().splitlines()
+    except OSError as error:
+        raise SettingsError(
+            f"{error.filename} cannot be read ({error.strerror}); give a folder that "
+            "`cuda-agent synthesize` has written."
+        ) from error
+    names = {name for part in split.values() for name in part}
+    draws = [d for d in map(Draw.from_json, map(json.loads, lines)) if d.name in names]
+    _write_parquet(folder / PARQUET, sorted(draws, key=lambda d: d.index))
+    return len(draws)
 
 
 def _write_files(folder: Path, draws: Sequence[Draw]) -> None:

@@ -29,7 +29,10 @@ MAX_OPS = 5
 
 @dataclass(frozen=True)
 class Options:
-    """`suites` are folders of problems to stay away from; `workers` None: one for each core."""
+    """`suites` are folders of problems to stay away from; `workers` None: one for each core.
+
+    Without `parquet`, which needs pyarrow, `pack` writes that file later, maybe elsewhere.
+    """
 
     count: int
     out: Path
@@ -39,6 +42,7 @@ class Options:
     suites: tuple[str, ...] = ()
     workers: int | None = None
     minutes: float | None = None
+    parquet: bool = True
 
     def __post_init__(self) -> None:
         if self.count < 1:
@@ -81,7 +85,8 @@ def synthesize(
         worker process starts.
     """
     start = time.monotonic()
-    pyarrow_parquet(options.out / PARQUET)  # not after all the work
+    if options.parquet:
+        pyarrow_parquet(options.out / PARQUET)  # not after all the work
     target = targets.resolve(options.target)
     environment = target.environment()
     suite = read_suites(options.suites)
@@ -114,7 +119,7 @@ def synthesize(
             "complete": len(admitted) == options.count,
             **summary({i: d for i, d in journal.draws.items() if i < below}, admitted),
         }
-        publish(options.out, admitted, report)
+        publish(options.out, admitted, report, parquet=options.parquet)
         if report["complete"]:
             shutil.rmtree(work, ignore_errors=True)
     return report
