@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 
 import pytest
@@ -9,10 +10,16 @@ import torch
 from evaluation_simulated import Simulated, race, right
 
 from cuda_agent.errors import HarnessError
-from cuda_agent.evaluation import profile
+from cuda_agent.evaluation import clocks, idle, profile
 from cuda_agent.evaluation.clocks import Clocks
 from cuda_agent.evaluation.profile import WrongOutput
 from cuda_agent.evaluation.reference import CheckedSet, Reference
+
+
+@pytest.fixture(autouse=True)
+def a_quiet_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Times are made up here: the real machine's load must not matter."""
+    monkeypatch.setattr(idle, "waited_s", lambda _: 0.0)
 
 
 @pytest.mark.parametrize(
@@ -50,6 +57,28 @@ def test_an_honest_clock_on_a_busy_machine_is_not_accused(
             assert Clocks(made).accusation() is None
         except HarnessError:
             assert jitter_ms > 100 * true_ms  # too busy to tell: said, and nobody charged
+
+
+@pytest.mark.parametrize(("busy", "true_ms", "accused"), [
+    (True, 0.05, False), (False, 0.05, True),  # disturbed for 40 bursts: it waits, or it is slow
+    (True, 2.0, True),  # a bent clock, on a busy machine too
+])
+def test_a_busy_machine_is_given_more_tries(
+    reference: Reference, sets: list[CheckedSet], monkeypatch: pytest.MonkeyPatch, busy: bool,
+    true_ms: float, accused: bool,
+) -> None:
+    monkeypatch.setattr(idle, "waited_s", lambda _: time.monotonic() if busy else 0.0)
+    monkeypatch.setattr(clocks, "_PATIENCE_S", 1.0)
+    candidate = Simulated(sets, true_ms, 0.05)
+    plain = candidate.burst
+
+    def disturbed(indices: Sequence[int], copy_only: bool = False) -> float:
+        return plain(indices, copy_only) + (3.0 if candidate.bursts <= 40 else 0.0)
+
+    candidate.burst = disturbed  # type: ignore[method-assign]
+    made = race(reference, sets, candidate)
+    made.run()
+    assert (Clocks(made).accusation() is not None) is accused
 
 
 def test_where_a_baselines_clocks_disagree_too_nobody_is_accused(

@@ -38,7 +38,7 @@ def test_nobody_is_accused_where_nothing_is_counted() -> None:
 
 
 def test_threads_and_descendants_count() -> None:
-    work = "import time; t = time.time()\nwhile time.time() < t + 0.2: pass\n"
+    work = "import time\nwhile time.process_time() < 0.2: pass\n"
     child = f"import subprocess, sys; subprocess.run([sys.executable, '-S', '-c', {work!r}])"
     with subprocess.Popen([sys.executable, "-c", child]) as process:
         best = 0.0
@@ -48,3 +48,19 @@ def test_threads_and_descendants_count() -> None:
     if not os.path.exists(f"/proc/self/task/{os.getpid()}/children"):
         pytest.skip("this kernel does not list a task's children")
     assert best > 0.15
+
+
+def test_waiting_for_a_core_is_seen() -> None:
+    """Two that want the same core at the same time wait for each other."""
+    if not hasattr(os, "sched_setaffinity"):
+        pytest.skip("no choice of cores here")
+    core = min(os.sched_getaffinity(0))
+    pinned = f"import os, time; os.sched_setaffinity(0, [{core}])"
+    work = f"{pinned}\nwhile time.process_time() < 0.3: pass"
+    both = [subprocess.Popen([sys.executable, "-S", "-c", work]) for _ in range(2)]
+    most = [0.0, 0.0]
+    while any(process.poll() is None for process in both):
+        for i, process in enumerate(both):
+            most[i] = max(most[i], idle.waited_s(process.pid) or 0.0)
+        time.sleep(0.005)
+    assert sum(most) > 0.1

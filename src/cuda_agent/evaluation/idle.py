@@ -22,11 +22,20 @@ _SHARE = 0.01  # of the window; a process that waits for a message uses none at 
 def processor_s(pid: int) -> float | None:
     """Seconds that the threads of a process and of its descendants have run. None where /proc does
     not tell."""
-    ran: list[int] = []
+    return _scheduled_s(pid, 0)
+
+
+def waited_s(pid: int) -> float | None:
+    """Seconds that they could have run and waited for a core instead: on a busy machine."""
+    return _scheduled_s(pid, 1)
+
+
+def _scheduled_s(pid: int, column: int) -> float | None:
+    found: list[int] = []
     for thread in threads_below(pid):
         with suppress(OSError, ValueError, IndexError):  # a thread that has just ended
-            ran.append(int(Path(f"/proc/{thread}/schedstat").read_text().split()[0]))
-    return sum(ran) / 1e9 if ran else None
+            found.append(int(Path(f"/proc/{thread}/schedstat").read_text().split()[column]))
+    return sum(found) / 1e9 if found else None
 
 
 def threads_below(pid: int) -> list[int]:
