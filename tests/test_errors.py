@@ -24,7 +24,7 @@ def test_the_drawing_is_the_tree() -> None:
     for line in (errors.__doc__ or "").splitlines():
         match = re.match(r"^([│ ├└─]+) (\w+)", line)
         if match and match[2] in CLASSES:
-            depth = 1 if match[1][0] in "├└" else 2
+            depth = len(match[1]) // 4 + 1
             drawn[match[2]] = parents[depth - 1]
             parents[depth:] = [match[2]]
     actual = {n: k.__base__.__name__ for n, k in CLASSES.items() if k is not CudaAgentError}
